@@ -332,7 +332,10 @@ def batch_of(
         axes.append(axis % len(shape))
         rows.setdefault(shape[axis], f"{where} {list(shape)} along axis {axis}")
     if not rows:
-        raise PlanError(f"{name!r}: in_axes names no argument with a batch")
+        raise PlanError(
+            f"{name!r}: in_axes names no argument with a batch. Name those that have one, by parameter "
+            "name (in_axes={'x': 0}) or by place, or give in_axes=0 where all have"
+        )
     if len(rows) > 1:
         each = "; ".join(f"{n} in {where}" for n, where in rows.items())
         raise PlanError(

@@ -11,12 +11,16 @@ from typing import Any
 import torch
 
 from dynaflow_xla.caches.recent import Recent
-from dynaflow_xla.errors import DynaflowError, EngineError, UnsupportedError
+from dynaflow_xla.errors import EngineError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import captures, failures, modes, operators
 from dynaflow_xla.frontends.torch.backend import Entry
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import lazy
-from dynaflow_xla.frontends.torch.capture.forwards import Forwards, class_forward as class_forward
+from dynaflow_xla.frontends.torch.capture.forwards import (
+    Forwards,
+    class_forward as class_forward,
+    why_later,
+)
 from dynaflow_xla.frontends.torch.capture.mutation import overlap
 from dynaflow_xla.frontends.torch.dynamo import capturing, caught, running
 from dynaflow_xla.frontends.torch.dynamo.graphs import CapturedGraphs, Doorway, NoGraph
@@ -84,6 +88,7 @@ class Core(Offering):
         self._initialized = False
         self._apart: dict[overlap.Pattern, Core] = {}
         self._forwards = Forwards(original)
+        self._later = why_later(original, options.name)
         self._renewed: list[tuple[list[Any], Core]] = []
         self._as_original: Recent[Hashable, bool] = Recent(_MAX_WAYS)
         self._same: Any = None  # of many tensors of a call that ran the original
@@ -247,7 +252,9 @@ class Core(Offering):
         self.warn(self._padded.why(args, kwargs))
 
     def why_as_written(self) -> str:
-        """Why no plan may run for what is around a call; "" if nothing is."""
+        """Why no plan may run for what is around a call, or for what a call is; "" if one may."""
+        if self._later:
+            return self._later
         if (around := modes.tracer_around()) is not None:
             return (
                 f"{self.options.name!r} is called under {around}, which has to see every operator, so the "
@@ -262,7 +269,7 @@ class Core(Offering):
 
     def why_original(self, args: Any, kwargs: Any) -> str:
         """Why a call with these arguments ran no graph."""
-        if why := self._padded.why(args, kwargs):
+        if why := self._later or self._padded.why(args, kwargs):
             return why
         name = self.options.name
         count, reason = captures.captures_of(self._root, {"args": args, "kwargs": kwargs})
@@ -333,10 +340,8 @@ class Core(Offering):
             return self._compiled(*args, **kwargs)
         except failures.backend_failed() as error:
             inner = failures.inner_error(error)
-            if isinstance(inner, DynaflowError):
-                raise inner from None
-            if not isinstance(inner, NoGraph):
-                raise
+            if not isinstance(inner, NoGraph):  # ours, or what the code of a strategy raised
+                raise inner from inner.__cause__
             if self.breaks:
                 raise UnsupportedError(
                     f"PyTorch can make no graph of a part of {self.options.name!r} "
@@ -408,6 +413,8 @@ class Core(Offering):
             UnsupportedError: lazy modules of it have no parameters yet.
         """
         lazy.check(self.original, self.options.name)
+        if self._later:
+            return []
         if (current := self.current()) is not self:
             return [] if current is None else current.all_planned(args, kwargs)
         target = self.target(args, kwargs)

@@ -140,6 +140,14 @@ def allow_second_backward() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
+def node_of_graph(node: Any) -> Any:
+    """The node of a compiled graph, for one of its results or of a view of that; None if there is none."""
+    while node is not None and not isinstance(node, torch.autograd.function.BackwardCFunction):
+        behind = node.next_functions
+        node = behind[0][0] if len(behind) == 1 else None
+    return node if type(node).__name__ == "CompiledFunctionBackward" else None
+
+
 def freed(node: Any) -> RuntimeError | None:
     """What autograd says if what a compiled forward saved for its node is gone; None if it is there."""
     try:

@@ -16,6 +16,9 @@ import torch
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.frontends.torch._compat import modes
 
+GRAPH, BEHIND = "__compiled_fn", "__resume"
+"""How the names begin that Dynamo gives to a graph, and to a function that goes on behind a break."""
+
 
 def never_compile(code: types.CodeType) -> None:
     """Keeps Dynamo from compiling a frame of this code by itself; inlining it stays possible."""
@@ -285,8 +288,8 @@ class Shortcut:
     def _function(self, code: types.CodeType) -> Callable[..., Any] | None:
         known = self._made.get(id(code))
         if known is None:
-            graphs = [n for n in code.co_names if n.startswith("__compiled_fn")]
-            whole = len(graphs) == 1 and not any(n.startswith("__resume") for n in code.co_names)
+            graphs = [n for n in code.co_names if n.startswith(GRAPH)]
+            whole = len(graphs) == 1 and not any(n.startswith(BEHIND) for n in code.co_names)
             fn = self._fn
             made = types.FunctionType(code, fn.__globals__, fn.__name__, None, fn.__closure__)
             known = self._made[id(code)] = (code, made if whole else None)

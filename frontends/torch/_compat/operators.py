@@ -189,6 +189,24 @@ def tell_shapes(target: Any, shapes: Callable[..., Any]) -> None:
         target._dispatch_cache.clear()
 
 
+def made_of(target: Any, parts: Callable[..., Any]) -> None:
+    """Says what a composite operator is made of, for tracers with open sizes, where PyTorch says it in C++.
+
+    Args:
+        target: An overload of an operator.
+        parts: Function of its arguments; ``GO_ON`` for PyTorch's own.
+    """
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+
+    def call(*args: Any, **named: Any) -> Any:
+        made = parts(*args, **named)
+        return target._op_dk(key, *args, **named) if made is GO_ON else made
+
+    if key not in target.py_kernels:
+        target.py_impl(key)(call)
+        target._dispatch_cache.clear()
+
+
 @contextlib.contextmanager
 def without_decomposition(target: Any) -> Iterator[None]:
     """Context in which an operator is traced by PyTorch's kernels in C++, but for its shapes.

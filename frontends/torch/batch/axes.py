@@ -85,7 +85,10 @@ def _spread(name: str, what: str, axes: Any, value: Any) -> list[tuple[str, Any,
     axis = checks.integer(axes)
     if axis is None:
         raise PlanError(f"{name!r}: in_axes of {what} must be an integer or None; got {axes!r}")
-    return [(what, leaf, axis) for leaf in pytree.tree_leaves(value) if _is_tensor(leaf)]
+    if _is_tensor(value):
+        return [(what, value, axis)]
+    leaves, _ = pytree.tree_flatten_with_path(value)
+    return [(what + pytree.keystr(path), x, axis) for path, x in leaves if _is_tensor(x)]
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -114,6 +114,7 @@ class Question:
         out_axes: As the user gave it.
         cuts: Backward only: how what the forward hands over was put together, by name. It is cut so
             even where nothing is proved of it.
+        open_numbers: Numbers that are another one at each call, the same for all nano-batches.
     """
 
     captured: Captured
@@ -125,6 +126,7 @@ class Question:
     totals: frozenset[str]
     out_axes: Any
     cuts: Mapping[str, OutSpec] = field(default_factory=dict)
+    open_numbers: frozenset[int] = frozenset()
 
 
 def answer(
@@ -156,6 +158,7 @@ def answer(
     ]
     shape_of: dict[int, Any] = {}
     numbers: dict[int, tuple[Any, Any]] = {}
+    opened = dict.fromkeys(question.open_numbers, ((), ()))
     for value in captured.graph.values:
         example = captured.examples[value.id]
         if isinstance(example, torch.Tensor):
@@ -184,7 +187,7 @@ def answer(
             joiner = Joiner(captured.graph, shapes_at, PROBES, force, early, numbers)
             joiner.start(ins)
         walker = Walker(
-            captured, dict(shape_of), numbers, lenient=assume, irregular=irregular, joiner=joiner,
+            captured, {**shape_of, **opened}, numbers, lenient=assume, irregular=irregular, joiner=joiner,
             sizes=traced, evaluators=probes,
         )  # fmt: skip
         states = tuple(s.rows if isinstance(s, Keyed) else s for s in walker.run(ins))
@@ -313,6 +316,9 @@ def _inputs(
     graph = question.captured.graph
     made: dict[int, State] = {}
     for value, name in zip(graph.inputs, graph.input_names, strict=True):
+        if value in question.open_numbers:
+            made[value] = Same()
+            continue
         if value in numbers:
             made[value] = number_state(numbers[value])
             continue
@@ -361,6 +367,7 @@ def _outputs(
     roles += [(value, "written") for _, value in captured.epilogue]
     verdicts: list[OutputProof] = []
     specs: dict[int, OutSpec] = {}
+    specs.update((v, None) for v, _ in roles if v in question.open_numbers)
     for number, (value, role) in enumerate(roles):
         if not isinstance(value, int) or value not in shape_of:
             continue

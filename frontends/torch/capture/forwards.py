@@ -1,9 +1,10 @@
-"""Methods that classes get after a capture, of which no guard of Dynamo's tells."""
+"""What a call runs: methods that classes get after a capture, and bodies that run later than the call."""
 
 from __future__ import annotations
 
 import inspect
 import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -44,3 +45,22 @@ def class_forward(original: Any) -> Any:
         if "forward" in cls.__dict__:
             return cls.__dict__["forward"]
     return None
+
+
+def why_later(original: Any, name: str) -> str:
+    """Why a call's body is no call's: it runs when the result is asked for its values; "" if it is one's."""
+    called = original.forward if isinstance(original, torch.nn.Module) else original
+    for kind, is_of in _LATER.items():
+        if is_of(called) or is_of(inspect.getattr_static(type(called), "__call__", None)):
+            return (
+                f"{name!r} is {kind}, whose body runs when its values are asked for, not when it is called, "
+                "so the original runs. Schedule what computes the values: a function that it calls"
+            )
+    return ""
+
+
+_LATER: Mapping[str, Callable[[Any], bool]] = {
+    "a generator function (it has a yield)": inspect.isgeneratorfunction,
+    "an async function": inspect.iscoroutinefunction,
+    "an async generator function": inspect.isasyncgenfunction,
+}

@@ -246,7 +246,8 @@ class _Examples(dict[int, Any]):
                 made = StridedLayout.of(example, self._evaluate).empty()
                 self[value] = operators.kept_alike(made, example)
         else:
-            self[value] = example
+            number = self._evaluate(example) if _is_number(example) else example
+            self[value] = costs.hint(example) if number is None else number
         return self[value]
 
 

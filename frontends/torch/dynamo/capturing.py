@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dynaflow_xla.frontends.torch._compat import captures, class_attributes, dynamo_graphs
+from dynaflow_xla.frontends.torch._compat import captures, class_attributes, dynamo_graphs, logs
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.capture.names import ROOT_FILE, ROOT_NAME
 from dynaflow_xla.frontends.torch.dynamo import running, uncaptured
@@ -27,7 +27,7 @@ _schedules = itertools.count()
 def _around() -> Iterator[None]:
     """What is open while Dynamo captures for us."""
     before = dynamo_graphs.break_counts()
-    with uncaptured.not_told(), recurrent.lengths_open(), open_batch.around():
+    with logs.quiet(), uncaptured.not_told(), recurrent.lengths_open(), open_batch.around():
         yield
     if reason := dynamo_graphs.reason_of_break(before):
         running.leave_out(reason)
@@ -56,4 +56,16 @@ def root_function(original: Callable[..., Any]) -> types.FunctionType:
     made: types.FunctionType = scope["make"](original)
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     weakref.finalize(made, linecache.cache.pop, file, None)
+    weakref.finalize(made, _forget, scope)
     return made
+
+
+def _forget(scope: dict[str, Any]) -> None:
+    """Gives up what was compiled for a function that is gone.
+
+    Dynamo's guards of objects that live on, such as a function of PyTorch's, keep the globals for good. The
+    names stay: Dynamo deletes them, if it ever frees the code.
+    """
+    for name in scope:
+        if name.startswith(captures.GRAPH):
+            scope[name] = None

@@ -25,7 +25,7 @@ from dynaflow_xla.frontends.torch.capture.names import is_internal, user_name
 from dynaflow_xla.frontends.torch.capture.random import draws
 from dynaflow_xla.frontends.torch.dynamo import counters, running
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
-from dynaflow_xla.frontends.torch.rewrite import interpolation, recurrent
+from dynaflow_xla.frontends.torch.rewrite import interpolation, recurrent, taking as taking
 from dynaflow_xla.frontends.torch.signature import open_batch, second_derivatives
 from dynaflow_xla.frontends.torch.signature.batched import BatchedGraph
 from dynaflow_xla.watching import telling
@@ -167,9 +167,7 @@ class CapturedGraphs:
         if self.splits:
             graph.batch, graph.rows = open_batch.sizes_in(gm), 1
             if not graph.batch:
-                told = (
-                    f"a graph of {self.name!r} takes no argument with a batch, so it is not split"
-                )
+                told = open_batch.without_batch(self.name, gm, behind_break=self._count > 0)
                 if self.parent is not None:
                     raise SeparabilityError(told)
                 self.warn(told)

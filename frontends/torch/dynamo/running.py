@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.capture.mutation import effects
 from dynaflow_xla.frontends.torch.capture.random import states
@@ -163,10 +164,17 @@ class Runner:
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Runs it, or what is to be done in its place."""
-        entry = self.graph.resolve(inputs) if self.resolves else self.graph
+        entry = self._resolve(inputs) if self.resolves else self.graph
         observed = observer(entry)
         if observed is not None:
             return observed(inputs)
         if entry.kind != "backward":
             note_run(entry)
         return entry(inputs)  # type: ignore[no-any-return]
+
+    def _resolve(self, inputs: list[Any]) -> Any:
+        if not modes.modes_active():
+            return self.graph.resolve(inputs)
+        # A mode of the user's (that of a selective checkpoint) is to see what runs, not how it is planned.
+        with modes.apart():
+            return self.graph.resolve(inputs)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla.frontends.torch._compat import captures
 from dynaflow_xla.frontends.torch.capture.names import is_internal
 
 _LIBRARY = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
@@ -36,8 +37,6 @@ _STORES = frozenset({
 })  # fmt: skip
 """In code of Dynamo's own, which writes into lists of its own, too, and into others by their methods."""
 
-_GRAPH, _BEHIND = "__compiled_fn", "__resume"
-"""How the names begin that Dynamo gives to a graph, and to a function that goes on behind a break."""
 _STATES = (random.Random.getstate.__code__, random.Random.setstate.__code__)
 """What Dynamo calls around its work, whatever frame is the innermost."""
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD")
@@ -112,7 +111,7 @@ def _may_have_effects(code: types.CodeType, caller: types.FrameType | None) -> b
     called_there = caller is not None and _is_of_library(code) and _only_goes_on(caller.f_code)
     if code in _STATES or not (called_there or _is_users(code)):
         return False
-    if any(name.startswith(_GRAPH) for name in code.co_names):
+    if any(name.startswith(captures.GRAPH) for name in code.co_names):
         return False
     names = _names_of(code)
     if _only_goes_on(code):
@@ -141,8 +140,8 @@ def _is_of_library(code: types.CodeType) -> bool:
 def _only_goes_on(code: types.CodeType) -> bool:
     """Whether Dynamo made it, without a graph: what it could not follow, and then another function."""
     names = code.co_names
-    return any(n.startswith(_BEHIND) for n in names) and not any(
-        n.startswith(_GRAPH) for n in names
+    return any(n.startswith(captures.BEHIND) for n in names) and not any(
+        n.startswith(captures.GRAPH) for n in names
     )
 
 

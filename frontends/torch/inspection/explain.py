@@ -27,7 +27,9 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
     """The text that ``dynaflow_xla.explain`` returns for a PyTorch callable."""
     if why := lazy.why_unplanned(fast.original, fast.options.name):
         return f"{fast.options.name}: nothing is planned yet: {why}"
-    entries = fast.all_planned(args, kwargs)
+    entries, as_written = fast.all_planned(args, kwargs), fast.why_as_written()
+    if as_written and not entries:
+        return f"{fast.options.name}: {as_written}"
     target = fast.target(args, kwargs)
     lines = _what_runs(fast, args, kwargs)
     for entry in entries:
@@ -38,7 +40,7 @@ def explain(fast: Core, args: Any, kwargs: Any) -> str:
             lines += _explain_entry(backward, target.backend)
     if not entries:
         lines.append(f"{fast.options.name}: {target.why_original(args, kwargs)}")
-    lines += [f"note: {text}" for text in (fast.why_as_written(), *target.breaks) if text]
+    lines += [f"note: {text}" for text in (as_written, *target.breaks) if text]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
+from dynaflow_xla.frontends.torch._compat.fakes import with_data
 from dynaflow_xla.frontends.torch.capture import context as contexts
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import first_run, native
@@ -185,7 +186,8 @@ def cut(
     graph = captured.graph
     rules: Sequence[Rule] | None = options.rules
     if rules is None:
-        made = options.strategy.rules(graph)
+        with with_data():  # what the user's code computes is no part of the capture
+            made = options.strategy.rules(graph)
         rules = None if made is None else as_rules(made)
     if rules is not None and kind == "backward":
         # The backward has other operators than the forward for which the rules were written.
@@ -220,9 +222,10 @@ def whole_entry(
     pg = cut(captured, options, kind)
     t1 = time.perf_counter()
     context = contexts.context_of(captured, options, batch, kind)
-    if batch is None:
-        sizes_of(options.strategy, context)  # there is no batch here: refuses a split
-    recording = record(options.strategy, pg, context)
+    with with_data():
+        if batch is None:
+            sizes_of(options.strategy, context)  # there is no batch here: refuses a split
+        recording = record(options.strategy, pg, context)
     made = planned_entry(captured, pg, recording, options, kind, t1 - t0, cores=context.cores)
     if len(made.plan.lanes_used) > 1 and first_run.to_be_watched(captured):
         made.watched_first = partial(whole_entry, captured, options, kind, batch)

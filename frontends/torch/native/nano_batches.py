@@ -12,6 +12,7 @@ from dynaflow_xla.batch.expansion import expand
 from dynaflow_xla.batch.expansion.specs import PARTS, WHOLE, OutSpec, Parts, RegionOrigin
 from dynaflow_xla.batch.states import State, plainly_same
 from dynaflow_xla.errors import PlanError
+from dynaflow_xla.frontends.torch._compat.fakes import with_data
 from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.batch.nano import NanoBatches
 from dynaflow_xla.frontends.torch.capture.captured import Captured, JoinedLayout, Payload, Ref
@@ -42,7 +43,8 @@ def split_entry(nano: NanoBatches, options: Settings) -> NativeEntry:
     split = split_graph(nano, *_cuts(nano, options))
     t1 = time.perf_counter()
     context = context_of(nano.captured, options, sum(nano.sizes), nano.kind)
-    recording = record(options.strategy, split.pg, context, joint=nano.kind != "backward")
+    with with_data():
+        recording = record(options.strategy, split.pg, context, joint=nano.kind != "backward")
     split, recording = split.grouped(recording)
     entry = planned_entry(
         split.captured, split.pg, recording, options, nano.kind, t1 - nano.began,

@@ -116,9 +116,10 @@ class Opaque:
             )
         elif len(known.calls) == len(recorder.calls):
             told.append(
-                f"{function.__qualname__} ({known.where}) cannot be captured ({found.why}): from the next "
-                "call on it is called as it is, once, on the rows put together, and what comes before and "
-                "after is split"
+                f"{function.__qualname__} ({known.where}) cannot be captured ({found.why}), so the original "
+                "ran once and was watched: from the next call on this function is called as it is, once, on "
+                "the rows put together, and what comes before and after is split, or an error says why it "
+                "cannot be (dfx.explain says so before any call)"
             )
 
     def _refuse(self, code: types.CodeType, why: str) -> None:

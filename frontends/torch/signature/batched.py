@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -18,11 +19,13 @@ from dynaflow_xla.batch.proof import Sum, refusal
 from dynaflow_xla.batch.row_orders.orders import at as lies
 from dynaflow_xla.batch.states import Late, Partial, Rows, Same, State
 from dynaflow_xla.errors import (
+    DynaflowError,
     PlanError,
     SeparabilityError,
     UnsupportedError,
 )
 from dynaflow_xla.frontends.torch._compat import modes
+from dynaflow_xla.frontends.torch._compat.fakes import with_data
 from dynaflow_xla.frontends.torch.backend import Backend, Entry
 from dynaflow_xla.frontends.torch.batch import (
     drawn,
@@ -44,7 +47,7 @@ from dynaflow_xla.frontends.torch.capture.sizes import (
     unread,
 )
 from dynaflow_xla.frontends.torch.opaque import regions
-from dynaflow_xla.frontends.torch.signature import compared
+from dynaflow_xla.frontends.torch.signature import compared, numbers
 from dynaflow_xla.frontends.torch.signature.compared import MadeEntry
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import sizes_of
@@ -81,7 +84,13 @@ class BatchedGraph:
     described: list[Any] = field(default_factory=list)
     tangents: dict[str, int] = field(default_factory=dict)
     bindings: tuple[Binding, ...] = ()
-    _plans: OrderedDict[tuple[int, ...], MadeEntry] = field(default_factory=OrderedDict)
+    _open: frozenset[Symbol] = frozenset()
+    """Numbers that plans read at each call, as long as that can be proved; by others there is a plan each."""
+
+    _plans: OrderedDict[tuple[int | None, ...], MadeEntry] = field(default_factory=OrderedDict)
+    """By the values of ``bindings``, None for a number that the plan reads."""
+
+    _told: bool = False
     _fit: set[int] = field(default_factory=lambda: {0})
     """Sizes of nano-batches at which every operator is known to run."""
 
@@ -93,6 +102,9 @@ class BatchedGraph:
             raise PlanError(
                 f"{self.captured.graph.name!r}: no input tells the size of the batch, so it cannot be split"
             )
+
+        if self.backend.in_place and self.options.compiler == "eager":
+            self._open = numbers.open_in(self.captured) - self.batch_symbols
 
     @property
     def options(self) -> Settings:
@@ -114,13 +126,14 @@ class BatchedGraph:
                 "Ask for them one after another, or differentiate what fast.original returns"
             )
         key = tuple(self._read(b, inputs) for b in self.bindings)
-        made = self._plans.get(key)
+        kept = self._kept(key)
+        made = self._plans.get(kept)
         if made is None:
             made = self.at(dict(zip((b.symbol for b in self.bindings), key, strict=True)))
         elif len(self._plans) > _MAX_PLANS // 2:  # else none has to go soon
             with self._lock:
-                if key in self._plans:
-                    self._plans.move_to_end(key)
+                if kept in self._plans:
+                    self._plans.move_to_end(kept)
         if made.compared:
             return made.entry
         # A backward goes by how its forward was split.
@@ -150,13 +163,43 @@ class BatchedGraph:
         """The plan for these sizes; made once."""
         key = tuple(values[b.symbol] for b in self.bindings)
         with self._lock:
-            made = self._plans.get(key)
+            made = self._plans.get(self._kept(key))
             if made is None:
-                made = self._plans[key] = self._make(values)
+                made = self._with_open_numbers(values) or self._make(values)
+                self._plans[self._kept(key)] = made
+                self._tell_of_numbers(key, made)
                 made.entry.later = lambda: self._backward_at(values)
                 if len(self._plans) > _MAX_PLANS:
                     self._plans.popitem(last=False)
             return made
+
+    def _kept(self, key: tuple[int, ...]) -> tuple[int | None, ...]:
+        """Under what a plan for these values of ``bindings`` is kept."""
+        if not self._open:
+            return key
+        pairs = zip(self.bindings, key, strict=True)
+        return tuple(None if b.symbol in self._open else n for b, n in pairs)
+
+    def _with_open_numbers(self, values: dict[Symbol, int]) -> MadeEntry | None:
+        """A plan that reads numbers at each call; None if there are none, or it cannot be proved for all."""
+        if not self._open:
+            return None
+        with contextlib.suppress(DynaflowError):  # without open numbers it says what is wrong
+            made = self._make({s: n for s, n in values.items() if s not in self._open})
+            if made.fit is None or (made.fit.proof.status == "separable" and not made.fit.joining):
+                return made
+        self._open = frozenset()
+        return None
+
+    def _tell_of_numbers(self, key: tuple[int, ...], made: MadeEntry) -> None:
+        """Says that each value of a number has a plan of its own, where there are many of them."""
+        note = numbers.many_values(self.captured, self.bindings, list(self._plans), self._kept(key))
+        if not note:
+            return
+        made.entry.notes = (*made.entry.notes, note)
+        if not self._told:
+            self._told = True
+            self.warn(note)
 
     def _backward_at(self, values: dict[Symbol, int]) -> Entry | None:
         other = self.backward
@@ -184,7 +227,8 @@ class BatchedGraph:
             of_forward = self.forward.made_for(values, batch)
             sizes, assume, joins = of_forward.sizes, of_forward.assume, of_forward.joins
         else:
-            sizes, asked = sizes_of(options.strategy, context)
+            with with_data():
+                sizes, asked = sizes_of(options.strategy, context)
             # A call that is made as it is has one record of what autograd needs, not one a nano-batch.
             whole = any(op.kind in regions.KINDS for op in self.captured.graph.ops)
             assume, joins = asked.assume_separable and not whole, asked.joins
@@ -239,7 +283,7 @@ class BatchedGraph:
             known = list(self._plans.items())
         symbols = [b.symbol for b in self.bindings]
         for key, made in reversed(known):
-            if all(values.get(s, n) == n for s, n in zip(symbols, key, strict=True)):
+            if all(n is None or values.get(s, n) == n for s, n in zip(symbols, key, strict=True)):
                 return made
         plans = [made for _, made in known]
         for made in reversed(plans):
@@ -323,6 +367,7 @@ class BatchedGraph:
             totals=frozenset(sums | late),
             out_axes=self.options.out_axes,
             cuts=cuts,
+            open_numbers=numbers.of_symbols(self.captured, self._open - values.keys()),
         )
         return question, frozenset(late)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import DynaflowError, PlanError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs
@@ -17,6 +18,7 @@ from dynaflow_xla.frontends.torch.batch import axes, mean_losses
 from dynaflow_xla.frontends.torch.capture.capture import capture
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.context import graph_name
+from dynaflow_xla.frontends.torch.capture.names import user_name
 from dynaflow_xla.frontends.torch.capture.sizes import expression, symbols_of
 from dynaflow_xla.frontends.torch.signature.batched import BatchedGraph
 from dynaflow_xla.strategies.base import Context, sizes_of
@@ -108,12 +110,68 @@ def sizes_in(gm: Any) -> list[OfferedSize]:
         for number, (tensor, dim) in enumerate(offer.dims):
             if tensor is given:
                 size = node.meta["example_value"].shape[dim]
-                what = f"{list(tensor.shape)} along axis {dim}"
+                named = _names(offer).get(id(tensor), "the argument")
+                what = f"{named} {list(tensor.shape)} along axis {dim}"
                 found.append(OfferedSize(number, size, what))
                 break
     if offer.in_axes is None:
         found = [size for size in found if size.number == 0]
     return found
+
+
+def _names(offer: _Offer) -> dict[int, str]:
+    """What the user calls each tensor among the arguments, by ``id``."""
+    made: dict[int, str] = {}
+    for path, x in pytree.tree_flatten_with_path((list(offer.args), dict(offer.kwargs)))[0]:
+        if isinstance(x, torch.Tensor):
+            where = "kwargs" if path[0].idx else "args"
+            source = f"L['{where}']{pytree.keystr(path[1:2])}"
+            made.setdefault(id(x), user_name(offer.function, source) + pytree.keystr(path[2:]))
+    return made
+
+
+_MOST_NAMED = 6
+
+
+def without_batch(name: str, gm: Any, *, behind_break: bool) -> str:
+    """That a Dynamo graph takes no argument with a batch: what it takes, what was expected, the way out.
+
+    Args:
+        name: Of the function.
+        gm: The graph.
+        behind_break: Whether other graphs of the function come before it.
+    """
+    told = f"a graph of {name!r} takes no argument with a batch, so it is not split"
+    if (offer := _state.offer) is None:
+        return told
+    names = _names(offer)
+
+    def listed(tensors: Iterable[tuple[torch.Tensor, str]]) -> str:
+        each = [f"{names.get(id(x), 'a tensor')} {list(x.shape)}{end}" for x, end in tensors]
+        more = len(each) - _MOST_NAMED
+        return ", ".join(each[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+    given = map(dynamo_graphs.given_tensor, gm.graph.find_nodes(op="placeholder"))
+    taken = [(x, "") for x in given if id(x) in names]
+    dims = offer.dims[:1] if offer.in_axes is None else offer.dims
+    expected = listed((x, f" along axis {dim}") for x, dim in dims)
+    why = (
+        f": it takes {listed(taken) or 'no tensor of the arguments'}, and the batch is expected in "
+    )
+    why += expected or "none, as no tensor among them has an axis"
+    if taken:
+        way = (
+            "name every argument with rows of the batch in in_axes, by its parameter's name ({'x': 0}) or by "
+            "place (a tuple, None for what has no batch)"
+        )
+    elif behind_break:
+        way = (
+            "rows that code of yours between two graphs hands on are not followed: mend the graph break, or "
+            "schedule what comes before and after it each"
+        )
+    else:
+        way = "if it needs no rows, compute it outside, or do not split this function"
+    return f"{told}{why}. Way out: {way}"
 
 
 def _unnamed(in_axes: Any) -> Iterator[str]:
@@ -133,6 +191,11 @@ def _unnamed(in_axes: Any) -> Iterator[str]:
     found = {key: axis_of(given) for key, given in arguments.items()}
     places = {key: axis for key, axis in found.items() if axis is not None}
     if not places:
+        names = _names(offer)
+        leaves = [x for x in pytree.tree_leaves(list(arguments.values())) if id(x) in names]
+        inside = [f"{names[id(x)]} {list(x.shape)}" for x in leaves if axis_of(x) is not None]
+        if inside:
+            yield f"if {' and '.join(inside)} have rows of the batch as well, name them, too, in in_axes"
         return
     shapes = [
         f"argument {k} {list(offer.args[k].shape)}" if isinstance(k, int)
@@ -201,7 +264,7 @@ def graph_of(
         ways = [*_unnamed(options.in_axes), "name only arguments with a batch in in_axes"]
         ways.append("compute what depends on the size outside the scheduled function")
         raise SeparabilityError(
-            f"{options.name!r} cannot be split into nano-batches: the batch of the argument "
+            f"{options.name!r} cannot be split into nano-batches: the batch of "
             f"{size.what} must be a size of its own, and the function {tied}. Ways out: {'; '.join(ways)}"
         )
     captured = mean_losses.as_quotients(capture(gm, graph_name(options, kind, number)))

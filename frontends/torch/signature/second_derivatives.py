@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,10 +34,17 @@ def refused(
             "Call the original for what is differentiated twice: fast.original(...)"
         )
 
-    def watch(gradients: Any, _: Any) -> None:
-        nodes = {g.grad_fn for g in gradients if g is not None and g.grad_fn is not None}
-        for node in nodes:  # none, unless the backward is recorded (create_graph=True)
+    def watch(gradients: Any) -> bool:
+        recorded = {g.grad_fn for g in gradients if g is not None and g.grad_fn is not None}
+        for node in recorded:  # none, unless the backward is recorded (create_graph=True)
             node.register_prehook(refuse)
+        return bool(recorded)
+
+    def note(gradients: Any, _: Any) -> None:
+        watch(gradients)
+
+    def tie(held: weakref.ref[Any], gradients: Any, _: Any) -> Any:
+        return _tied(held(), gradients, refuse) if watch(gradients) else None
 
     def call(*args: Any) -> Sequence[Any]:
         results = run(*args)
@@ -44,8 +52,10 @@ def refused(
             x.grad_fn for x in results if isinstance(x, torch.Tensor) and x.grad_fn is not None
         }
         before = None if watched is None else watched()
+        for made in {aot.node_of_graph(node) for node in nodes} - {None}:
+            made.register_hook(partial(tie, weakref.ref(made)))  # the node has the hook
         for node in nodes:
-            node.register_hook(watch)
+            node.register_hook(note)
             if before is not None:
                 node.register_prehook(before)
             # What is made a view after the graph has autograd's own node, before the graph's.
@@ -54,6 +64,51 @@ def refused(
         return results
 
     return call
+
+
+class _Tied(torch.autograd.Function):
+    """Gradients as they are, which depend on some leaves in a way that cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, refuse: Callable[[Any], None], count: int, *given: Any) -> Any:
+        """The first ``count`` tensors; the others are the leaves."""
+        ctx.refuse = refuse
+        return given[:count]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Refuses."""
+        ctx.refuse(gradients)
+
+
+def _tied(node: Any, gradients: Sequence[Any], refuse: Callable[[Any], None]) -> Any:
+    """The recorded gradients of a node, tied to each leaf behind it.
+
+    AOTAutograd's own node knows only those inputs that the forward kept. Autograd would leave it out where
+    others are asked for (``torch.autograd.grad(..., allow_unused=True)``, ``backward(inputs=...)``), and
+    what it returns would lack a part, without a word.
+    """
+    made = iter(
+        _Tied.apply(
+            refuse,
+            sum(g is not None for g in gradients),
+            *(g for g in gradients if g is not None),
+            *_leaves_behind(node),
+        )
+    )
+    return tuple(None if g is None else next(made) for g in gradients)
+
+
+def _leaves_behind(node: Any) -> list[Any]:
+    seen, waiting, found = {node}, [node], []
+    while waiting:
+        for other, _ in waiting.pop().next_functions:
+            if other is not None and other not in seen:
+                seen.add(other)
+                waiting.append(other)
+                if (leaf := getattr(other, "variable", None)) is not None:
+                    found.append(leaf)
+    return found
 
 
 def _second(node: Any, name: str) -> Callable[[Any], None]:

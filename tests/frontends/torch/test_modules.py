@@ -9,6 +9,7 @@ import pickle
 import sys
 import types
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -382,6 +383,22 @@ def test_its_end_is_not_the_originals() -> None:
     del model
     gc.collect()
     assert ended == [Holds]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_was_planned_ends_with_it(training: bool) -> None:
+    """Guards of Dynamo's on what lives on keep the globals of its code, and these what was compiled."""
+    model = Towers()
+    fast = dfx.schedule(model, strategy=Strict())
+    with torch.set_grad_enabled(training):
+        out = fast(X)
+    planned = [weakref.ref(entry) for entry in fast._dfx_core.all_planned((X,), {})]
+    if training:
+        out.sum().backward()
+    del fast, out
+    gc.collect()  # the function that was captured
+    gc.collect()  # what had been compiled for it
+    assert planned and not any(ref() for ref in planned)
 
 
 def test_something_of_its_own_named_original_is_refused() -> None:

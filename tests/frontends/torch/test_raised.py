@@ -70,3 +70,59 @@ def test_no_line_is_named_where_there_is_none() -> None:
     fast: Any = dfx.schedule(torch.nn.Linear(8, 8), "branches", rules=BOTH)
     with pytest.raises(EngineError, match=r"of 'Linear' failed: RuntimeError"):
         fast(torch.randn(6, 8).double())
+
+
+class Computes(dfx.Strategy):
+    """Calls a function of its own, and puts all on one lane."""
+
+    def __init__(self, where: str, call: Any) -> None:
+        self.where, self.call = where, call
+
+    def rules(self, graph: Any) -> Any:
+        if self.where == "rules":
+            self.call()
+
+    def split(self, context: Any) -> Any:
+        if self.where == "split":
+            self.call()
+        return super().split(context)
+
+    def schedule(self, s: Any) -> None:
+        if self.where == "schedule":
+            self.call()
+        while ready := s.ready():
+            for op in ready:
+                s.execute(op)
+
+
+@pytest.mark.parametrize("in_axes", [None, 0])
+@pytest.mark.parametrize("where", ["rules", "split", "schedule"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_the_code_of_a_strategy_raises_comes_as_it_is(
+    where: str, grad: bool, in_axes: Any
+) -> None:
+    def fails() -> None:
+        try:
+            raise ValueError("because")
+        except ValueError as cause:
+            raise KeyError("mine") from cause
+
+    x = torch.randn(6, 4, requires_grad=grad)
+    fast = dfx.schedule(lambda x: x.sin() + x.cos(), Computes(where, fails), in_axes=in_axes)
+    for call in (fast, lambda x: dfx.plan(fast, x)):
+        with pytest.raises(KeyError, match="mine") as caught:
+            call(x)
+        assert type(caught.value) is KeyError and isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("in_axes", [None, 0])
+@pytest.mark.parametrize("where", ["rules", "split", "schedule"])
+def test_a_strategy_computes_with_tensors_of_its_own(where: str, in_axes: Any) -> None:
+    """They have data, though the graph that it plans has none."""
+    held, found = torch.arange(4.0), []
+    strategy = Computes(where, lambda: found.append((held * 2 + torch.ones(4)).sum().item()))
+    fast = dfx.schedule(lambda x: x.sin() + x.cos(), strategy, in_axes=in_axes)
+    x = torch.randn(6, 4)
+    assert torch.equal(fast(x), x.sin() + x.cos())
+    assert found and set(found) == {16.0}
+    assert "strategy" in dfx.explain(fast, x)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import types
 import warnings
 import weakref
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +37,45 @@ def test_double_backward_names_the_way_out() -> None:
     with pytest.raises(dfx.UnsupportedError, match=r"double backward.*'Net'.*fast\.original"):
         g.square().sum().backward()
     fast(x)["logits"].sum().backward()  # first derivatives as before
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2)], ids=["whole", "nano"])
+@pytest.mark.parametrize("views", [False, True], ids=["", "views"])
+def test_double_backward_is_refused_for_whatever_it_is_asked(
+    strategy: dfx.Strategy, views: bool
+) -> None:
+    """Autograd leaves out what it does not need: a part of the gradient was missing, without a word.
+
+    What autograd gives (the gradient of a sum) leads back to nothing: only the graph's node does.
+    """
+
+    class Viewed(Net):
+        def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> Any:
+            both = super().forward(tokens, mask)["logits"]
+            return {"logits": both[:, :1], "other": both[:, 1:]} if views else {"logits": both}
+
+    model = Viewed()
+    fast, x = dfx.schedule(model, strategy, in_axes=0), torch.randn(6, 4)
+    weights = list(model.parameters())
+    for shift in (x.clone().requires_grad_(), x.clone().requires_grad_() * 2):
+        for wanted in weights:
+            given = [shift, *weights] if shift.is_leaf else weights
+            loss = fast(x * shift)["logits"].sum()
+            recorded = torch.autograd.grad(loss, given, create_graph=True)
+            for ours, theirs in zip(
+                recorded,
+                torch.autograd.grad(model(x * shift)["logits"].sum(), given),
+                strict=True,
+            ):
+                torch.testing.assert_close(ours, theirs)
+            penalty = sum(g.square().sum() for g in recorded)
+            with pytest.raises(dfx.UnsupportedError, match=r"double backward.*'Viewed'"):
+                torch.autograd.grad(penalty, [wanted], allow_unused=True)
+            with pytest.raises(dfx.UnsupportedError, match=r"double backward.*'Viewed'"):
+                penalty = torch.autograd.grad(
+                    fast(x * shift)["logits"].sum(), given, create_graph=True
+                )[0]
+                penalty.square().sum().backward(inputs=[wanted])
 
 
 @pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2)], ids=["whole", "nano"])
@@ -104,6 +147,134 @@ def test_a_wrong_call_is_the_originals_error(name: str, strategy: dfx.Strategy) 
             fast(x)
         assert type(caught.value) is wanted.type
         assert str(caught.value) == str(wanted.value)
+
+
+def _fails(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) @ torch.ones(3, 3)
+
+
+def _asks_for_a_value(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sin(x).sum().item()
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2)], ids=["whole", "nano"])
+@pytest.mark.parametrize("fn", [_fails, _asks_for_a_value], ids=["error", "break"])
+@pytest.mark.filterwarnings("ignore::dynaflow_xla.FallbackWarning")
+def test_pytorch_logs_nothing_that_the_original_does_not(fn: Any, strategy: dfx.Strategy) -> None:
+    from torch._dynamo.variables import tensor
+
+    # Said once a process.
+    tensor.TensorVariable._warn_capture_scalar_outputs.cache_clear()
+    records: list[logging.LogRecord] = []
+    names = ("torch._subclasses.fake_tensor", "torch._dynamo.variables.tensor")
+    loggers = [logging.getLogger(name) for name in names]
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        try:
+            dfx.schedule(fn, strategy, backend="torch")(torch.ones(4, 4))
+        except RuntimeError as error:
+            assert "mat1 and mat2 shapes cannot be multiplied" in str(error)
+            last = error.__traceback__
+            while last is not None and last.tb_next is not None:
+                last = last.tb_next
+            assert last is not None and last.tb_frame.f_code is fn.__code__
+        assert not records
+        # What others do is logged as ever.
+        compiled = torch.compile(_fails, backend="eager")
+        with pytest.raises(Exception, match="same reduction dim|cannot be multiplied"):
+            compiled(torch.ones(4, 4))
+        assert records
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("in_axes", [None, {"x": 0}], ids=str)
+def test_a_graph_without_a_batch_says_what_it_takes(in_axes: Any) -> None:
+    x, y = torch.randn(8, 4), {"of": torch.randn(3, 3)}
+    fn: Any = lambda x, y: torch.sin(y["of"]) * 2  # noqa: E731
+    fast = dfx.schedule(fn, dfx.NanoBatch(2), in_axes=in_axes, backend="torch")
+    told = r"it takes y\['of'\] \[3, 3\], and the batch is expected in x \[8, 4\] along axis 0.*in_axes"
+    with pytest.warns(dfx.FallbackWarning, match=told):
+        torch.testing.assert_close(fast(x, y), fn(x, y), rtol=0, atol=0)
+
+
+def test_tensors_in_dictionaries_are_named() -> None:
+    ids, mask = torch.randn(8, 4), torch.ones(6, 4)
+
+    def f(batch: dict[str, torch.Tensor], *, more: Any = None) -> torch.Tensor:
+        rest = 0 if more is None else more[0] if len(more[0]) == 8 else more[0].sum(0)
+        return batch["ids"] * 2 + rest
+
+    def called(in_axes: Any, *args: Any, **kwargs: Any) -> str:
+        fast = dfx.schedule(f, dfx.NanoBatch(2), in_axes=in_axes, backend="torch")
+        with pytest.raises(dfx.DynaflowError) as caught:
+            fast(*args, **kwargs)
+        return str(caught.value)
+
+    told = called(0, {"ids": ids, "mask": mask})
+    assert "argument 0['ids'] [8, 4]" in told and "argument 0['mask'] [6, 4]" in told, told
+    told = called(0, {"ids": ids}, more=[mask])
+    assert "keyword argument more[0] [6, 4]" in told, told
+    told = called({"batch": 0}, {"ids": ids}, more=[torch.ones(8, 4)])
+    assert "the batch of batch['ids'] [8, 4] along axis 0 must be" in told, told
+    assert "if more[0] [8, 4] have rows of the batch as well, name them" in told, told
+
+
+def _each(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    BEGUN.append(1)
+    yield x * 2
+    yield torch.sort(x).values
+
+
+async def _later(x: torch.Tensor) -> torch.Tensor:
+    BEGUN.append(1)
+    return x * 2
+
+
+async def _each_later(x: torch.Tensor) -> AsyncIterator[torch.Tensor]:
+    BEGUN.append(1)
+    yield x * 2
+
+
+class Each(nn.Module):
+    def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield from _each(x)
+
+
+BEGUN: list[int] = []
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "branches", "auto", dfx.NanoBatch(2)], ids=str)
+@pytest.mark.parametrize(
+    "fn", [_each, _later, _each_later, Each()], ids=["yield", "async", "both", "module"]
+)
+def test_what_runs_later_is_the_originals(fn: Any, strategy: Any) -> None:
+    fast, x = dfx.schedule(fn, strategy, backend="torch"), torch.randn(4, 4)
+    BEGUN.clear()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        got, want = fast(x), fn(x)
+        fast(x).close() if hasattr(got, "close") else None
+    assert type(got) is type(want) and not BEGUN
+    (one,) = [w for w in told if w.category is dfx.FallbackWarning]
+    assert "so the original runs" in str(one.message)
+    assert dfx.explain(fast, x).endswith(str(one.message))
+
+    async def all_of(made: Any) -> list[torch.Tensor]:
+        return [y async for y in made]
+
+    if isinstance(got, types.GeneratorType):
+        torch.testing.assert_close(list(got), list(want), rtol=0, atol=0)
+    elif isinstance(got, types.CoroutineType):
+        torch.testing.assert_close(asyncio.run(got), asyncio.run(want), rtol=0, atol=0)
+    else:
+        torch.testing.assert_close(
+            asyncio.run(all_of(got)), asyncio.run(all_of(want)), rtol=0, atol=0
+        )
 
 
 TRANSFORMS: dict[str, Any] = {

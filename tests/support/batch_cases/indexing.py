@@ -113,6 +113,17 @@ ROWS = [
         },
     ),
     Row(
+        "an element each, by its number in the whole",
+        (Operand((2, 4)), Operand((3, 2), index(8))),
+        torch={"take": lambda t, x, i: t.take.default(x, i)},
+    ),
+    Row(
+        "writes elements, by their number in the whole",
+        (Operand((2, 4)), Operand((3,), index(8)), Operand((3,))),
+        torch={"put": lambda t, x, i, y: t.put.default(x, i, y, True)},
+        never=True,
+    ),
+    Row(
         "an element each, by its number in the column",
         (Operand((8, 4)), Operand((5, 4), index(8))),
         jax={"gather": lambda lax, x, i: _along(lax, x, i, 0)},

@@ -184,6 +184,18 @@ def _gather(site: Site) -> State:
     return gathered(state, index, kept={}, paired=paired, own=dim, places=places)
 
 
+@rule("take")
+def _take(site: Site) -> State:
+    if not is_plain_same(site.state(site.args["self"])):
+        raise Refuse("takes elements of the batch by their number")
+    return nonlinear([site.state(site.args["index"])])
+
+
+@rule("put")
+def _put(site: Site) -> State:
+    raise Refuse("writes elements by their number in the whole tensor")
+
+
 HOW: Mapping[str | None, How] = {
     None: "set", "add": "add", "sum": "add", "multiply": "multiply", "prod": "multiply",
     "mean": "extreme", "amax": "extreme", "amin": "extreme",

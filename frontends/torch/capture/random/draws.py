@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import operators
-from dynaflow_xla.frontends.torch.capture import own
+from dynaflow_xla.frontends.torch.capture import costs, own
 
 _DRAWS = re.compile(
     "dropout|rand|bernoulli|multinomial|normal|poisson|rrelu|exponential|uniform|geometric|cauchy|"
@@ -170,6 +170,13 @@ class _WithState:
 
 
 _save_state, _with_state = _SaveState(), _WithState()
+
+
+def _known_size(state: torch.Tensor, draws: bool) -> torch.Tensor:
+    """An example of a saved state: PyTorch takes its size for open, and regions compile for fixed sizes."""
+    return state.new_empty([costs.hint(n) for n in state.shape] if draws else [0])
+
+
 # The last one is what AOTAutograd writes on a GPU: the state is a generator among the arguments.
 _SAVED = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state")
 
@@ -196,6 +203,8 @@ def lower_checkpoints(gm: Any) -> None:
         state, op, *args = (None, *node.args) if name != "run_with_rng_state" else node.args
         kwargs = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
         draws = draws_numbers(op, args, kwargs)
+        if isinstance(state, torch.fx.Node):
+            state.meta = dict(state.meta, val=_known_size(state.meta["val"], draws))
         examples = torch.fx.node.map_arg((tuple(args), kwargs), lambda n: n.meta["val"])
         tensors = [x for x in pytree.tree_leaves(examples) if isinstance(x, torch.Tensor)]
         device = tensors[0].device if tensors else torch.device("cpu")
@@ -217,8 +226,7 @@ def lower_checkpoints(gm: Any) -> None:
         if saves:
             for user in list(node.users):
                 if user.args[1] == 0:
-                    state_like = user.meta["val"]
-                    saved.meta = dict(user.meta, val=state_like if draws else state_like[:0])
+                    saved.meta = dict(user.meta, val=_known_size(user.meta["val"], draws))
                 else:
                     plain.meta = dict(user.meta)
                 user.replace_all_uses_with((saved, plain)[user.args[1]])

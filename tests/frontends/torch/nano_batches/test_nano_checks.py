@@ -51,3 +51,25 @@ def test_a_row_that_fails_is_told(name: str, strategy: dfx.Strategy, row: int) -
         function(a, b)
     with pytest.raises(RuntimeError, match=r"linalg\.(solve|inv|cholesky)"):
         fast(a, b)
+
+
+TAKEN = {
+    "order": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
+    "broadcast": lambda x: torch.take_along_dim(x[:, None], torch.tensor([[[2, 0], [1, 1]]]), 2),
+    "one line": lambda x: torch.take(x[:, :1] * torch.arange(9.0), torch.tensor([2, 8])),
+    "table": lambda x: x[:, :3] * torch.take(torch.arange(9.0), x.abs().long() % 9)[:, :3],
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.filterwarnings("error::dynaflow_xla.FallbackWarning")
+def test_elements_that_are_taken(name: str) -> None:
+    """Proved, or joined; the size of the batch stays open."""
+    fast = dfx.schedule(TAKEN[name], dfx.NanoBatch([5, 3]), in_axes=0, backend="torch")
+    x = torch.randn(8, 6)
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    got, want = fast(mine), TAKEN[name](theirs)
+    torch.testing.assert_close(got, want)
+    got.square().sum().backward()
+    want.square().sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)

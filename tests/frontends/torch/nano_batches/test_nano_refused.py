@@ -243,3 +243,29 @@ def trains_like_the_original(model: Any, strategy: Any, *args: Any, **options: A
         found.append([out.detach(), *(p.grad.clone() for p in model.parameters())])
     for want, got in zip(*found, strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_a_refusal_behind_a_call_that_is_watched_is_announced() -> None:
+    """The first call runs the original, to learn from it: it says so, and what explain says is an error."""
+
+    class Loop(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x if x.sum() > 1e9 else x * 2
+
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Loop()
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(torch.sin(x)) + EACH
+
+    model, x = Fixed(), torch.randn(B, 5)
+    fast = split(model)
+    with pytest.warns(dfx.FallbackWarning, match="the original ran once.*or an error says why"):
+        torch.testing.assert_close(fast(x), model(x), rtol=0, atol=0)
+    with pytest.raises(SeparabilityError, match="fixes it to 6"):
+        fast(x)
+    with pytest.warns(dfx.FallbackWarning, match="the original ran once"):
+        with pytest.raises(SeparabilityError, match="fixes it to 6"):
+            dfx.explain(split(model), x)

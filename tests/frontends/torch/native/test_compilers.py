@@ -303,6 +303,36 @@ def test_a_second_process_finds_inductor_code(
     assert run_script(_INDUCTOR).split() == ["2", "0"]
 
 
+def test_dropout_in_a_checkpoint() -> None:
+    """What a checkpoint keeps of the generator has a size that PyTorch takes for open."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def inner(self, x: Any) -> Any:
+            return self.b(nn.functional.dropout(self.a(x).relu(), 0.3).sin() * 2)
+
+        def forward(self, x: Any) -> Any:
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    model, found = Net(), []
+    fast = dfx.schedule(
+        model, "sequential", compiler="inductor", compiler_options={"cpp_wrapper": False}
+    )
+    for net in (model, fast):
+        x = torch.linspace(-1, 1, 48).reshape(6, 8).requires_grad_()
+        torch.manual_seed(3)
+        result = net(x)
+        wanted = [x, *model.parameters()]
+        found.append([result, *torch.autograd.grad(result.square().sum(), wanted), torch.rand(1)])
+    for want, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, want)
+    assert "sizes may change" not in str(dfx.explain(fast, x))
+
+
 def test_open_sizes_are_refused() -> None:
     from dynaflow_xla.frontends.torch.native.compiling import compilers
 

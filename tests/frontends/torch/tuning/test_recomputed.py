@@ -186,3 +186,26 @@ def test_what_cannot_be_split_is_left_under_hooks_too() -> None:
     for _ in range(3):
         check(fast, model, x)
     assert len(tried) == 1
+
+
+@pytest.mark.parametrize("strategy", ["branches", dfx.NanoBatch(2)], ids=["whole", "nano"])
+def test_a_selective_checkpoint_keeps_what_ran_and_not_what_planned(strategy: Any) -> None:
+    """It sees operators by their number; planning at the first call has some of its own, without values."""
+    from torch.utils import checkpoint as made
+
+    def policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        kept = op is torch.ops.aten.addmm.default
+        return made.CheckpointPolicy.MUST_SAVE if kept else made.CheckpointPolicy.PREFER_RECOMPUTE
+
+    def contexts() -> Any:
+        return made.create_selective_checkpoint_contexts(policy)
+
+    model = Net()
+    fast = dfx.schedule(model, strategy, in_axes=0)
+    for rows in (8, 6, 8):
+        x, grads = torch.randn(rows, 8), []
+        for fn in (model, fast):
+            model.zero_grad()
+            checkpoint(fn, x, use_reentrant=False, context_fn=contexts).square().sum().backward()
+            grads.append([p.grad.clone() for p in model.parameters()])
+        torch.testing.assert_close(grads[1], grads[0])
