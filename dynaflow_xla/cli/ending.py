@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import site
@@ -17,10 +18,17 @@ import click
 from dynaflow_xla.cli.console import CommandOutput, elsewhere
 from dynaflow_xla.errors import DynaflowError
 
+
+def _locations(package: str) -> list[str]:
+    found = importlib.util.find_spec(package)
+    return [] if found is None else list(found.submodule_search_locations or ())
+
+
 _LIBRARIES = tuple(
     os.path.join(place, "")
     for place in {
         os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+        *_locations("dynaflow_xla.frontends"),  # of an editable installation they lie elsewhere
         *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         *site.getsitepackages(),
         site.getusersitepackages(),

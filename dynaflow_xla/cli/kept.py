@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -46,8 +47,14 @@ class CacheFile:
 
 
 def entries(folder: Path) -> list[CacheFile]:
-    """All files of ours in the folder, the newest first; none if it does not exist."""
+    """All files of ours in the folder, the newest first; none if it does not exist.
+
+    Raises:
+        OSError: it is no folder, or cannot be read.
+    """
     found: list[CacheFile] = []
+    with contextlib.suppress(FileNotFoundError):
+        os.listdir(folder)
     files = [(p, "decision") for p in folder.glob("*.json") if _DECISION.fullmatch(p.name)]
     files += [(p, "machine") for p in folder.glob("*.json") if _MACHINE.fullmatch(p.name)]
     for name in _COMPILED:

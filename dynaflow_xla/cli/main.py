@@ -309,7 +309,10 @@ def cache(out: CommandOutput, action: str, kind: str | None, yes: bool) -> int:
         folder = private_files.cache_folder()
     except private_files.NoFolder as error:
         raise TargetError(str(error)) from error
-    found = [e for e in kept.entries(folder) if kind in (None, e.kind)]
+    try:
+        found = [e for e in kept.entries(folder) if kind in (None, e.kind)]
+    except OSError as error:
+        raise TargetError(f"the cache folder {folder} cannot be read: {error.strerror}") from error
     total = sum(entry.bytes for entry in found)
     told = f"{folder}: {len(found)} files, {kept.size(total)}"
     data: dict[str, Any] = {"folder": str(folder), "files": len(found), "bytes": total}

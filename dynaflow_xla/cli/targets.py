@@ -165,8 +165,8 @@ def target(
         return Target(text, fn, args, kwargs)
     if not shapes and (needed := _needed(fn)):
         raise TargetError(
-            f"{text!r} takes {', '.join(needed)}. Give a shape such as f32[8,128] or a number for each, or "
-            "--args module:function, which returns them"
+            f"{text!r} takes {', '.join(needed)}. Give a shape such as f32[8,128] or a Python literal for "
+            "each, or --args module:function, which returns them"
         )
     whose = framework or _framework(fn, shapes)
     args = tuple(_argument(one, whose, seed + number) for number, one in enumerate(shapes))
@@ -225,7 +225,8 @@ def _argument(text: str, framework: str, seed: int) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         raise TargetError(
-            f"an argument must be a shape such as f32[8,128] or s32[] or a number; got {text!r}"
+            "an argument must be a shape such as f32[8,128] or s32[], or a Python literal such as 3, True or "
+            f"\"'text'\"; got {text!r}"
         ) from None
 
 

@@ -124,6 +124,24 @@ def test_bench_and_compare(tmp_path: Path) -> None:
     assert wrong.exit_code == 1 and "there is no case 'none'; there are sorts" in wrong.stderr
 
 
+@pytest.mark.parametrize("without", [["--lanes", "4096"], ["--against", "none"]])
+def test_a_bench_without_anything_to_compare_ends_with_status_1(
+    tmp_path: Path, without: list[str]
+) -> None:
+    given = [
+        "bench",
+        "model.py:f",
+        "--args",
+        "make_args",
+        "--strategy",
+        "branches",
+        "--rounds",
+        "3",
+    ]
+    done = CliRunner().invoke(main.cli, [*given, *without])
+    assert done.exit_code == 1 and "failed: " in done.output, done.output
+
+
 def test_bench_compares_numbers_of_lanes_and_the_report_draws_them(tmp_path: Path) -> None:
     run(
         "bench", "model.py:f", "--args", "make_args", "--strategy", "branches", "--rounds", "3",

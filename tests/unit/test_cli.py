@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["explain", "math:pi"], "is no function or model; it is a float"),
         (["explain", "collections:Counter"], "is a class. With --factory"),
         (["explain", "math:sqrt", "f99[2]", "--framework", "jax"], "the type must be one of"),
-        (["explain", "math:sqrt", "x+1"], "a shape such as f32[8,128] or s32[] or a number"),
+        (["explain", "math:sqrt", "x+1"], "a shape such as f32[8,128] or s32[], or a Python literal"),
         (["explain", "math:sqrt", "1", "--args", "math:pi"], "leave one of them out"),
         (["explain", "math:sqrt", "--args", "math:pi"], "a tuple of arguments, a mapping"),
         (["explain", "math:sqrt", "2", "--strategy", "Nano(4)"], "a strategy is a name"),
@@ -269,6 +269,12 @@ def test_cache_lists_sums_and_clears_its_own_files_only(folder: Path) -> None:
     assert [e.kind for e in kept.entries(folder)] == ["decision"]
     assert run("cache", "clear", input="y\n").exit_code == 0
     assert kept.entries(folder) == [] and all(path.exists() for path in other)
+
+
+def test_a_cache_that_is_no_folder_is_told(folder: Path) -> None:
+    folder.write_text("mine")
+    done = run("cache", "list")
+    assert done.exit_code == 1 and f"{folder} cannot be read: Not a directory" in done.stderr
 
 
 def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,7 @@ def _call(fast: Any, case: Target, frontend: Any) -> Any:
 def show(
     record: dict[str, Any], path: Path | None, notes: Sequence[str], out: CommandOutput
 ) -> int:
-    """Prints a table and writes the file; returns the exit status: 1 if nothing could be measured.
+    """Prints a table and writes the file; returns the exit status: 1 if there is nothing to compare.
 
     Raises:
         TargetError: the file cannot be written; all is printed then.
@@ -266,7 +266,11 @@ def show(
         except OSError as error:
             raise TargetError(f"{path} cannot be written: {error.strerror}") from error
         out.text(f"written: {path}")
-    return 0 if rows else 1
+    measured = {name for case in record["cases"] for name in case["statistics_ms"]}
+    compared = measured.intersection(record["scheduled"]) and measured.intersection(
+        record["baselines"]
+    )
+    return 0 if compared else 1
 
 
 def stamp() -> dict[str, Any]:
