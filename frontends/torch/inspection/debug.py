@@ -15,6 +15,7 @@ from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import modes, operators
 from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.frontends.torch.commands import wait
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.native import native, threads
@@ -177,6 +178,7 @@ class Subject:
         saved = threads.limit()  # as on lanes: sums over several threads have other bits
         try:
             with keeping.random_kept((), {}):
+                wait(inputs)  # on a GPU lanes enqueue on its default stream, whatever stream the caller is on
                 runnable.run(inputs)
         finally:
             threads.restore(saved)

@@ -34,7 +34,9 @@ def _profile(
         prepare = getattr(entry, "prepare", None)
         inputs = inputs if prepare is None else prepare(inputs)
         measured = Measured(plan, entry.pg)
+        wait(inputs)  # on a GPU lanes enqueue on its default stream, whatever stream the caller is on
         outputs = runnable.run(inputs, measured)
+        wait(outputs)
         timelines.append(measured.timeline(target.options.name))
         finish = getattr(entry, "finish", None)
         return outputs if finish is None else finish(outputs)  # type: ignore[no-any-return]
