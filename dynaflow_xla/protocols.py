@@ -19,14 +19,24 @@ from dynaflow_xla.verification import Report
 
 
 def stands_at(fn: Any) -> bool:
-    """Whether importing a function's qualified name finds the very object, as it does what is decorated."""
+    """Whether importing a function's qualified name finds the very object, as it does what is decorated.
+
+    Not so for cloudpickle, which pickles functions of a script or of a notebook by value: where these are
+    read, the name is another program's.
+    """
     name = getattr(fn, "__qualname__", None)
-    if not isinstance(name, str):
+    if not isinstance(name, str) or (fn.__module__ == "__main__" and _pickled_by_value()):
         return False
     found: Any = sys.modules.get(fn.__module__)
     for part in name.split("."):
         found = getattr(found, part, None)
     return found is fn
+
+
+def _pickled_by_value() -> bool:
+    caller = sys._getframe(2).f_back  # of ``__reduce__``; pickle itself is in C, without a frame
+    name = "" if caller is None else caller.f_globals.get("__name__", "")
+    return "cloudpickle" in name.split(".")  # Ray and joblib have copies of it among their modules
 
 
 class PassesOn:

@@ -196,7 +196,7 @@ class Graph:
     """A whole function: values, operators in program order, inputs and outputs (value ids).
 
     A graph whose batch is split holds each nano-batch's operators, with ``views`` of its inputs and
-    ``joins`` of its outputs.
+    ``joins`` of its outputs. One that is a ``part`` of what was captured need not have what rules name.
     """
 
     name: str
@@ -207,6 +207,7 @@ class Graph:
     input_names: tuple[str, ...] = ()
     views: tuple[View, ...] = ()
     joins: tuple[Join, ...] = ()
+    part: bool = False
 
     def consumers(self) -> dict[int, list[int]]:
         """Value id -> indices of the operators that read it."""

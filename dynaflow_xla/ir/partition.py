@@ -143,7 +143,8 @@ def _seeds(
     alive = set(live)
     for number, rule in enumerate(() if rules is None else as_rules(rules)):
         before = len(seeds)
-        for instance, (name, ops) in enumerate(check_matches(rule, graph)):
+        groups = check_matches(rule, graph)
+        for instance, (name, ops) in enumerate(groups):
             seed = Seed(
                 ("rule", number, instance), rule.name or name, fixed=True,
                 resource=rule.resource, tags=rule.tags, rule=rule.text(),
@@ -151,7 +152,11 @@ def _seeds(
             for index in ops:
                 if index in alive:
                     seeds.setdefault(index, seed)
-        if len(seeds) == before:
+        if not groups:
+            notes.append(
+                f"rule {rule.text()} matches nothing in this graph, which is one of several"
+            )
+        elif len(seeds) == before:
             notes.append(
                 f"rule {rule.text()} has no effect: what it matches is left out, or has a mark or an "
                 "earlier rule"

@@ -199,7 +199,7 @@ class Module(Rule):
         if isinstance(self.module, str):
             return Scope(self.module).groups(graph)
         wanted = self.module.__name__
-        if not any(op.classes for op in graph.ops):
+        if not graph.part and not any(op.classes for op in graph.ops):
             raise RuleError(
                 f"{self.text()}: this graph carries no module classes; use dfx.Scope with the "
                 "module's path instead"
@@ -322,9 +322,9 @@ def as_rules(given: Any) -> tuple[Rule, ...]:
 
 
 def check_matches(rule: Rule, graph: Graph) -> list[tuple[str, list[int]]]:
-    """A rule's groups; RuleError if there are none."""
+    """A rule's groups; RuleError if there are none in a graph that is the whole function."""
     groups = rule.groups(graph)
-    if not groups:
+    if not groups and not graph.part:
         near = rule.near_misses(graph)
         hint = f" The graph has: {', '.join(near)}." if near else ""
         if isinstance(rule, Module) and not any(op.classes for op in graph.ops):

@@ -56,6 +56,27 @@ def test_a_decorated_function_is_pickled_by_its_name(
         fast(_given(name))
 
 
+@pytest.mark.parametrize("backend", ["ffi", "torch", None])
+def test_a_function_of_a_script_is_pickled_by_value_where_functions_are(
+    backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As cloudpickle does, for processes that run another script."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    main: Any = sys.modules["__main__"]
+    scope = {"__name__": "__main__"}
+    exec("def doubled(x): return abs(x) + x", scope)
+    given: dict[str, Any] = {} if backend is None else {"backend": backend}
+    fast = dfx.schedule(scope["doubled"], "sequential", **given)
+    monkeypatch.setattr(main, "doubled", fast, raising=False)
+    x = _given("of_torch" if backend == "torch" else "of_jax")
+    want = fast(x)
+    assert pickle.loads(pickle.dumps(fast)) is fast
+    written = cloudpickle.dumps([fast])
+    monkeypatch.delattr(main, "doubled")
+    (read,) = pickle.loads(written)
+    np.testing.assert_array_equal(np.asarray(read(x)), np.asarray(want))
+
+
 class Model:
     factor = 2.0
 

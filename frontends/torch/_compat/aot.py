@@ -263,6 +263,9 @@ def needs_places(gm: Any) -> bool:
 LABELS = "dynaflow_xla_labels"
 """Key of a graph's ``meta``: what the user calls each input of the Dynamo graph it was made of."""
 
+PART = "dynaflow_xla_part"
+"""Key of a graph's ``meta``: whether it is one of several, so that rules may match in others."""
+
 
 def input_labels(gm: Any) -> dict[str, str]:
     """Name of an input of AOTAutograd's graph -> what the user calls it, as far as is known."""

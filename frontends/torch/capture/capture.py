@@ -371,6 +371,7 @@ def capture(gm: Any, name: str) -> Captured:
         inputs=tuple(inputs),
         outputs=tuple(graph_outputs),
         input_names=tuple(names),
+        part=gm.meta.get(aot.PART, False),
     )
     captured = Captured(
         graph, builder.ids, builder.examples, outputs, builder.epilogue, gm, device=device

@@ -219,6 +219,7 @@ def at_sizes(captured: Captured, values: Bindings, scale: float, rows: frozenset
         inputs=tuple(graph.inputs[n] for n in kept),
         outputs=tuple(v for v in graph.outputs if v not in numbers),
         input_names=tuple(graph.input_names[n] for n in kept),
+        part=graph.part,
     )
     outputs = [
         ("const", numbers[out]) if isinstance(out, int) and out in numbers else out

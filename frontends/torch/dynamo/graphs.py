@@ -26,7 +26,7 @@ from dynaflow_xla.frontends.torch.capture.random import draws
 from dynaflow_xla.frontends.torch.dynamo import counters, running
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
 from dynaflow_xla.frontends.torch.rewrite import interpolation, recurrent, taking as taking
-from dynaflow_xla.frontends.torch.signature import open_batch, second_derivatives
+from dynaflow_xla.frontends.torch.signature import hooked, open_batch, second_derivatives
 from dynaflow_xla.frontends.torch.signature.batched import BatchedGraph
 from dynaflow_xla.watching import telling
 
@@ -172,7 +172,10 @@ class CapturedGraphs:
                     raise SeparabilityError(told)
                 self.warn(told)
         self._count += 1
+        made_of = hooked.made_of_results(gm) if grad else {}
         run = self._with_gradients(gm, example_inputs, graph)
+        if made_of:
+            run = hooked.telling(run, made_of, self.name, self.warn)
         if grad:
             parts = graph.batch and self.backend.in_place
             run = second_derivatives.refused(run, self.name, handed.watch if parts else None)
@@ -214,6 +217,7 @@ class CapturedGraphs:
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
             graph.reached = True
             gm.meta[aot.LABELS] = graph.names
+            gm.meta[aot.PART] = bool(self.breaks) or kind == "backward"
             if kind != "backward" and self._own_memory() and aot.needs_places(gm):
                 raise UnsupportedError(
                     f"{self.name!r} writes into one of several arguments that share memory, and "
@@ -281,9 +285,10 @@ class CapturedGraphs:
             told = f"whatever the code between its graphs does, see {where}"
             self.changes.found(others=frozenset({told}))
         if len(self.breaks) == 1 and not known:
-            self.warn(
-                f"{self.name!r} is captured in several graphs, each scheduled on its own: {self.breaks[0]}"
-            )
+            each = "each scheduled on its own"
+            if self.backend.settings.rules is not None:
+                each += ", by those rules that match in it"
+            self.warn(f"{self.name!r} is captured in several graphs, {each}: {self.breaks[0]}")
 
 
 _OTHER_EXPERTS = (

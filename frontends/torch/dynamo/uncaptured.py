@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import gc
+import os
 import random
 import sys
 import sysconfig
@@ -21,6 +22,8 @@ from dynaflow_xla.frontends.torch.capture.names import is_internal
 
 _LIBRARY = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
+_SIZES = tuple(os.path.join(path, of, "") for path in _INSTALLED for of in ("sympy", "mpmath"))
+"""PyTorch computes sizes that may change with them, also between graphs. Nothing of the user's changes."""
 
 _BEGINS_WITH = (
     "BUILD_", "COPY", "JUMP_", "LIST_", "LOAD_", "POP_", "RETURN_", "SWAP", "UNARY_", "UNPACK_", "FORMAT_",
@@ -130,7 +133,7 @@ def _is_users(code: types.CodeType) -> bool:
     if code.co_name.startswith("torch_dynamo_resume_in"):
         return True
     file = code.co_filename
-    return not (file.startswith("<") or is_internal(file) or _is_of_library(code))
+    return not (file.startswith(("<", *_SIZES)) or is_internal(file) or _is_of_library(code))
 
 
 def _is_of_library(code: types.CodeType) -> bool:

@@ -178,7 +178,8 @@ class Subject:
         saved = threads.limit()  # as on lanes: sums over several threads have other bits
         try:
             with keeping.random_kept((), {}):
-                wait(inputs)  # on a GPU lanes enqueue on its default stream, whatever stream the caller is on
+                # On a GPU lanes enqueue on its default stream, whatever stream the caller is on.
+                wait(inputs)
                 runnable.run(inputs)
         finally:
             threads.restore(saved)

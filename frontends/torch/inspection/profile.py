@@ -34,7 +34,8 @@ def _profile(
         prepare = getattr(entry, "prepare", None)
         inputs = inputs if prepare is None else prepare(inputs)
         measured = Measured(plan, entry.pg)
-        wait(inputs)  # on a GPU lanes enqueue on its default stream, whatever stream the caller is on
+        # On a GPU lanes enqueue on its default stream, whatever stream the caller is on.
+        wait(inputs)
         outputs = runnable.run(inputs, measured)
         wait(outputs)
         timelines.append(measured.timeline(target.options.name))

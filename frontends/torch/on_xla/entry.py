@@ -411,8 +411,8 @@ def jax_options(way: Way, captured: Captured, kind: str) -> Settings:
         }
         or None,
     }
-    if kind == "backward" and options.rules is not None:
-        # The backward has other operators than the forward for which the rules were written.
+    if (kind == "backward" or captured.graph.part) and options.rules is not None:
+        # The backward has other operators than the forward for which the rules were written. So has a part.
         made["rules"] = tuple(r for r in options.rules if _matches(r, captured))
     return Settings(**made, **way.jax_settings())
 

@@ -13,7 +13,8 @@ def _take_along_dim(x: torch.Tensor, indices: torch.Tensor, dim: int | None = No
     """What it is made of: both broadcast in all other dimensions, and gathered."""
     if dim is None:
         return x.reshape(-1).gather(0, indices.reshape(-1))
-    if x.ndim != indices.ndim or not -x.ndim <= dim < x.ndim:
+    fits = x.ndim == indices.ndim and -x.ndim <= dim < x.ndim
+    if not fits or indices.dtype != torch.int64:  # narrower ones, which gather takes
         return operators.GO_ON  # an error of PyTorch's own
     dim %= x.ndim
     of, at = list(x.shape), list(indices.shape)

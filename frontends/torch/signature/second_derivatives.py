@@ -43,17 +43,30 @@ def refused(
     def note(gradients: Any, _: Any) -> None:
         watch(gradients)
 
-    def tie(held: weakref.ref[Any], gradients: Any, _: Any) -> Any:
-        return _tied(held(), gradients, refuse) if watch(gradients) else None
+    def tie(held: weakref.ref[Any], inputs: list[weakref.ref[Any]], gradients: Any, _: Any) -> Any:
+        if not watch(gradients):
+            return None
+        between = [x for given in inputs if (x := given()) is not None]
+        return _tied([*_leaves_behind(held()), *between], gradients, refuse)
+
+    places: list[int] | None = None  # of inputs that may be results of something
 
     def call(*args: Any) -> Sequence[Any]:
+        nonlocal places
         results = run(*args)
+        if places is None:
+            plain = [
+                isinstance(x, torch.Tensor) and not isinstance(x, torch.nn.Parameter) for x in args
+            ]
+            places = [n for n, is_plain in enumerate(plain) if is_plain]
+        # Weakly, as a graph keeps no more of its inputs than it needs: whoever asks for one has it.
+        inputs = [weakref.ref(args[n]) for n in places if args[n].grad_fn is not None]
         nodes = {
             x.grad_fn for x in results if isinstance(x, torch.Tensor) and x.grad_fn is not None
         }
         before = None if watched is None else watched()
         for made in {aot.node_of_graph(node) for node in nodes} - {None}:
-            made.register_hook(partial(tie, weakref.ref(made)))  # the node has the hook
+            made.register_hook(partial(tie, weakref.ref(made), inputs))  # the node has the hook
         for node in nodes:
             node.register_hook(note)
             if before is not None:
@@ -67,11 +80,11 @@ def refused(
 
 
 class _Tied(torch.autograd.Function):
-    """Gradients as they are, which depend on some leaves in a way that cannot be differentiated."""
+    """Gradients as they are, which depend on other tensors in a way that cannot be differentiated."""
 
     @staticmethod
     def forward(ctx: Any, refuse: Callable[[Any], None], count: int, *given: Any) -> Any:
-        """The first ``count`` tensors; the others are the leaves."""
+        """The first ``count`` tensors; the others are what these depend on."""
         ctx.refuse = refuse
         return given[:count]
 
@@ -81,8 +94,8 @@ class _Tied(torch.autograd.Function):
         ctx.refuse(gradients)
 
 
-def _tied(node: Any, gradients: Sequence[Any], refuse: Callable[[Any], None]) -> Any:
-    """The recorded gradients of a node, tied to each leaf behind it.
+def _tied(behind: Sequence[Any], gradients: Sequence[Any], refuse: Callable[[Any], None]) -> Any:
+    """The recorded gradients of a node, tied to leaves behind it and to its inputs.
 
     AOTAutograd's own node knows only those inputs that the forward kept. Autograd would leave it out where
     others are asked for (``torch.autograd.grad(..., allow_unused=True)``, ``backward(inputs=...)``), and
@@ -93,7 +106,7 @@ def _tied(node: Any, gradients: Sequence[Any], refuse: Callable[[Any], None]) ->
             refuse,
             sum(g is not None for g in gradients),
             *(g for g in gradients if g is not None),
-            *_leaves_behind(node),
+            *behind,
         )
     )
     return tuple(None if g is None else next(made) for g in gradients)

@@ -438,3 +438,36 @@ class Inside:
         assert pickle.loads(pickle.dumps(fast)) is fast
     assert torch.equal(pickle.loads(pickle.dumps(module.top))(X), X.sin())
     assert copy.deepcopy(module.top) is module.top
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2)], ids=["whole", "nano"])
+def test_hooks_on_results_that_others_are_made_of_are_told(strategy: dfx.Strategy) -> None:
+    layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def three(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = torch.tanh(layers[0](x))
+        first, *_ = torch.split(layers[1](hidden), 2, -1)
+        return x, hidden, hidden.shape, first, layers[2](hidden.detach())
+
+    x = torch.randn(4, 4, requires_grad=True)
+
+    def told(watch: int, of: int, hook: bool) -> list[str]:
+        fast = dfx.schedule(three, strategy, backend="torch")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                results = fast(x)
+                if hook:
+                    results[watch].register_hook(lambda gradient: None)
+                else:
+                    results[watch].retain_grad()
+                results[of].sum().backward()
+        seen = [str(w.message) for w in caught if "share one backward" in str(w.message)]
+        assert len(seen) < 2
+        assert all("test_modules" in w.filename for w in caught)
+        return seen
+
+    for hook in (False, True):
+        assert "a result of 'three' has a hook" in told(1, 3, hook)[0]
+        for watch, of in ((1, 1), (3, 3), (0, 3), (1, 4), (4, 3)):
+            assert not told(watch, of, hook), (watch, of)

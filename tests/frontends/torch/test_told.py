@@ -79,6 +79,33 @@ def test_double_backward_is_refused_for_whatever_it_is_asked(
 
 
 @pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2)], ids=["whole", "nano"])
+def test_double_backward_is_refused_for_what_is_no_leaf(strategy: dfx.Strategy) -> None:
+    """The graph keeps its ``tanh``, not this input: the way from the gradient led around it, to its leaf."""
+
+    def fn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x + 1) @ weight
+
+    fast = dfx.schedule(fn, strategy, in_axes=(0, None), backend="torch")
+    x, weight = torch.randn(6, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    for _ in range(2):
+        for inputs in (False, True):
+            given = x * 2
+            (g,) = torch.autograd.grad(fast(given, weight).sum(), weight, create_graph=True)
+            (want,) = torch.autograd.grad(fn(x * 2, weight).sum(), weight)
+            torch.testing.assert_close(g, want)
+            with pytest.raises(dfx.UnsupportedError, match=r"double backward.*'fn'"):
+                if inputs:
+                    g.square().sum().backward(inputs=[given])
+                else:
+                    torch.autograd.grad(g.square().sum(), [given], allow_unused=True)
+    given = weakref.ref(kept := x * 2)
+    result = fast(kept, weight)
+    del kept
+    assert given() is None, "a call keeps an argument that its backward does not need"
+    result.sum().backward()
+
+
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2)], ids=["whole", "nano"])
 def test_results_share_one_backward(strategy: dfx.Strategy) -> None:
     layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
 

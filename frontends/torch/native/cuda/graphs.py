@@ -212,18 +212,19 @@ class GraphedPlan:
     def _replay(self, made: _Graphed, inputs: Sequence[Any], stream: int) -> list[Any]:
         streams = self.runner.streams
         made.turn.begin(streams, stream)
-        if stream != made.stream:  # the allocator knows the buffers as the other one's
+        try:
+            if stream != made.stream:  # the allocator knows the buffers as the other one's
+                for number in made.moved:
+                    streams.used_by(0, made.inputs[number])
+                made.stream = stream
             for number in made.moved:
-                streams.used_by(0, made.inputs[number])
-            made.stream = stream
-        for number in made.moved:
-            made.inputs[number].copy_(inputs[number])
-        made.replay()
-        made.replays += 1
-        self._note_writes(inputs)
-        results = made.results.copies()
-        made.turn.end(streams)
-        return results
+                made.inputs[number].copy_(inputs[number])
+            made.replay()
+            made.replays += 1
+            self._note_writes(inputs)
+            return made.results.copies()
+        finally:  # also without memory for copies: the next plan with this turn waits for what is enqueued
+            made.turn.end(streams)
 
     def _note_writes(self, inputs: Sequence[Any]) -> None:
         """Has autograd know what the graph wrote into the caller's tensors, as operators would."""

@@ -154,6 +154,40 @@ def test_graph_breaks_warn_once_with_the_line() -> None:
         dfx.plan(fast, X)
 
 
+@pytest.mark.parametrize("backend", ["torch", "xla"])
+@pytest.mark.parametrize(
+    "rule", [dfx.Module(nn.Linear, name="mine"), dfx.Op("sin*", name="mine"), dfx.Op("no_such")]
+)
+def test_rules_match_in_some_of_several_graphs(rule: Any, backend: str) -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Any) -> Any:
+            y = self.left(x).relu() + self.right(x)
+            torch._dynamo.graph_break()
+            return y.sin() + 1
+
+    model = Broken()
+    fast = dfx.schedule(model, strategy=dfx.Branches(), rules=[rule], backend=backend)
+    with pytest.warns(
+        dfx.FallbackWarning, match="by those rules that match in it: graph break"
+    ) as caught:
+        got = fast(X)
+    assert sum(issubclass(w.category, dfx.FallbackWarning) for w in caught) == 1
+    torch.testing.assert_close(got, model(X), rtol=1e-5, atol=1e-6)
+    leaves = list(model.parameters())
+    for g, w in zip(
+        torch.autograd.grad(fast(X).square().sum(), leaves),
+        torch.autograd.grad(model(X).square().sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+    told = dfx.explain(fast, X)
+    assert ("mine" in told) == (rule.name == "mine")
+
+
 def test_fullgraph_refuses_breaks() -> None:
     def fn(x: Any) -> Any:
         return x + 1 if x.sum() > 0 else x

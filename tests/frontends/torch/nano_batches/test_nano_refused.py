@@ -269,3 +269,15 @@ def test_a_refusal_behind_a_call_that_is_watched_is_announced() -> None:
     with pytest.warns(dfx.FallbackWarning, match="the original ran once"):
         with pytest.raises(SeparabilityError, match="fixes it to 6"):
             dfx.explain(split(model), x)
+
+
+def test_positions_that_the_original_does_not_take() -> None:
+    """``gather``, of which ``take_along_dim`` is made for open sizes, takes narrower ones as well."""
+
+    def take(x: Any, at: Any) -> Any:
+        return torch.take_along_dim(x, at, 1)
+
+    x, at = torch.randn(B, 5), torch.zeros(B, 2, dtype=torch.int32)
+    for call in (take, split(take)):
+        with pytest.raises(RuntimeError, match="dtype of indices should be Long but got Int"):
+            call(x, at)

@@ -121,6 +121,19 @@ def test_code_behind_the_last_graph_runs_once(f: Any, again: bool) -> None:
         assert "whatever the code between its graphs does" in dfx.explain(fast, x)
 
 
+def test_sizes_computed_between_graphs_are_no_effect() -> None:
+    def f(x: Any) -> Any:
+        y = some_graph(x)
+        torch._dynamo.graph_break()
+        return y.sin()
+
+    fast = dfx.schedule(f, dfx.Auto(**ALL), compiler_options={"dynamic": True})
+    for rows in (8, 6):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(fast(x), f(x))
+        assert "between its graphs" not in dfx.explain(fast, x)
+
+
 def test_a_value_that_is_only_returned_is_no_effect() -> None:
     def total(x: Any) -> Any:
         y = some_graph(x)

@@ -12,7 +12,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stream_books import Books, NoRoom, ReplayedOnCpu, model, native_of, runner_of  # noqa: E402
+from stream_books import (  # noqa: E402
+    Books,
+    Caller,
+    NoRoom,
+    ReplayedOnCpu,
+    model,
+    native_of,
+    runner_of,
+)
 
 import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.frontends.torch.native.cuda import (  # noqa: E402
@@ -227,6 +235,28 @@ def test_no_room_beside_graphs_is_no_error(args: Any, monkeypatch: pytest.Monkey
             scarce.streams = own.streams  # type: ignore[attr-defined]
             assert torch.equal(plan([x[:4], w])[0], model(x[:4], w)[0])
         assert graphs.released == 1 and not plan._made
+
+
+@pytest.mark.parametrize("stream", [7, 8], ids=["lasting", "users"])
+def test_a_replay_without_room_ends_its_turn(
+    args: Any, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next plan has the turn, and waits for what that replay enqueued."""
+    graphs, books = ReplayedOnCpu(), Books()
+    books.stream = Caller(stream)
+
+    def scarce(_: Any) -> Any:
+        raise torch.OutOfMemoryError("there is none")
+
+    plan = cuda_graphs.GraphedPlan(runner_of(args, books), graphs)
+    plan(list(args))
+    with monkeypatch.context() as first, pytest.warns(dfx.FallbackWarning, match="no memory"):
+        first.setattr(cuda_graphs.Results, "copies", scarce)
+        assert torch.equal(plan(list(args))[0], model(*args)[0])
+    following = cuda_graphs.GraphedPlan(runner_of(args, books), graphs)
+    for _ in range(3):
+        assert torch.equal(following(list(args))[0], model(*args)[0])
+    assert graphs.captures == 2
 
 
 def test_a_call_that_draws_is_not_made_again(args: Any) -> None:
