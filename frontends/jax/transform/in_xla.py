@@ -11,6 +11,7 @@ import jax
 
 from dynaflow_xla.errors import RuleError
 from dynaflow_xla.frontends.jax.capture import capture
+from dynaflow_xla.frontends.jax.capture.mutation import sharing
 from dynaflow_xla.frontends.jax.signature.entry import build_entry
 from dynaflow_xla.frontends.jax.xla import collectives
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
@@ -54,8 +55,9 @@ class XlaProgram:
             assert isinstance(planned, XlaEntry)
             return planned
 
-        if capture.ordering_effects(closed.effects):
-            self._call = whole()  # custom_jvp and custom_vjp refuse effects
+        by_reference = any(sharing.is_reference(aval) for aval in closed.in_avals)
+        if by_reference or capture.ordering_effects(closed.effects):
+            self._call = whole()  # custom_jvp and custom_vjp take neither effects nor references
             return
         if capture.has_reverse_rules(closed.jaxpr):
             self._call = jax.custom_vjp(lambda *flat: made(*flat))

@@ -42,6 +42,13 @@ def changes_when_differentiated(ref: Any, x: Any) -> Any:
     return jax.numpy.sin(stashed(ref, jnp.sort(x)))
 
 
+def changes_when_a_loop_is_differentiated(ref: Any, x: Any) -> Any:
+    def step(x: Any, _: Any) -> Any:
+        return jnp.sin(stashed(ref, jnp.sin(x))), ()
+
+    return jax.lax.scan(step, x, None, length=2)[0]
+
+
 def ignores(ref: Any, x: Any) -> Any:
     return jnp.sort(x)
 
@@ -76,18 +83,23 @@ def test_arrays_by_reference(fn: Any, assert_same: Any) -> None:
     assert_same([expected[...]] * 2, kept)
 
 
-def test_a_reference_for_a_derivative(assert_same: Any) -> None:
+@pytest.mark.parametrize(
+    "uses",
+    [changes_when_differentiated, changes_when_a_loop_is_differentiated],
+    ids=["call", "loop"],
+)
+def test_a_reference_for_a_derivative(uses: Any, assert_same: Any) -> None:
     """Nothing but the derivative uses it."""
     x = jnp.asarray(np.random.default_rng(0).standard_normal(8), jnp.float32)
 
     def slopes(fn: Any, ref: Any) -> Any:
         return jax.grad(lambda ref, x: fn(ref, x).sum(), 1)(ref, x), ref[...]
 
-    want = slopes(jax.jit(changes_when_differentiated), jax.new_ref(x))
+    want = slopes(jax.jit(uses), jax.new_ref(x))
     for options in ({"strategy": "branches", "backend": "xla"}, {"strategy": "auto"}):
-        fast = dfx.schedule(changes_when_differentiated, **options)
+        fast = dfx.schedule(uses, **options)
         assert_same(want, slopes(fast, jax.new_ref(x)))
-    fast = dfx.schedule(changes_when_differentiated, "branches")
+    fast = dfx.schedule(uses, "branches")
     with pytest.raises(dfx.UnsupportedError, match=r"jax\.new_ref.*backend='xla'"):
         slopes(fast, jax.new_ref(x))
 
