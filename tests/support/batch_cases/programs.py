@@ -382,7 +382,7 @@ UNTRIED = {
     "all_gather_invariant", "all_gather_reduced", "closed_call", "custom_lin", "eval_jaxpr",
     "from_edtype", "geqp3", "layout_constraint", "ormqr", "pbroadcast", "philox2x32",
     "philox4x32", "platform_index", "preduced", "psum_invariant", "pvary",
-    "reduced_vary_cast_p", "reshard",
+    "reduced_vary_cast", "reduced_vary_cast_p", "reshard",
     "sharding_constraint", "threefry4x32", "to_edtype", "unreduced_psum",
     "unreduced_reduce_scatter", "vary_unreduced_cast", "vary_unreduced_cast_p",
 }  # fmt: skip

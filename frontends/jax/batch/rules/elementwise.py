@@ -58,8 +58,9 @@ def _linear(site: Site) -> State:
     return linear(site.ins)
 
 
-@rule("copy", "stop_gradient", "name", "pvary", "reduced_vary_cast_p", "sharding_constraint",
-      "layout_constraint", "optimization_barrier", "reshard", "device_put")  # fmt: skip
+@rule("copy", "stop_gradient", "name", "pvary", "reduced_vary_cast", "reduced_vary_cast_p",
+      "sharding_constraint", "layout_constraint", "optimization_barrier", "reshard",
+      "device_put")  # fmt: skip
 def _identity(site: Site) -> list[State]:
     site.same_params()
     return list(site.ins)

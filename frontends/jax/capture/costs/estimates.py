@@ -75,7 +75,8 @@ COLLECTIVES = frozenset(
     "psum psum2 psum_invariant pmax pmin all_gather all_gather_invariant all_to_all ppermute "
     "reduce_scatter psum_scatter pgather axis_index pbroadcast pbroadcast_dynamic pvary ragged_all_to_all "
     "psend precv preduced all_gather_reduced unreduced_psum unreduced_pmax unreduced_pmin "
-    "unreduced_reduce_scatter vary_unreduced_cast vary_unreduced_cast_p reduced_vary_cast_p "
+    "unreduced_reduce_scatter vary_unreduced_cast vary_unreduced_cast_p reduced_vary_cast "
+    "reduced_vary_cast_p "
     "all_gather_start all_gather_reduced_start all_gather_done psum_start psum_invariant_start "
     "unreduced_psum_start psum_done reduce_scatter_start unreduced_reduce_scatter_start reduce_scatter_done "
     "all_to_all_start all_to_all_done pbroadcast_start pbroadcast_done ppermute_start ppermute_done".split()
