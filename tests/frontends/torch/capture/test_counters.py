@@ -13,6 +13,22 @@ torch = pytest.importorskip("torch")
 CALLS = 8
 
 
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What nano-batches are planned for in a test."""
+    from dynaflow_xla.frontends.torch.signature.batched import BatchedGraph
+
+    made_for: list[Any] = []
+    make = BatchedGraph._make
+
+    def counted(self: Any, values: Any) -> Any:
+        made_for.append(values)
+        return make(self, values)
+
+    monkeypatch.setattr(BatchedGraph, "_make", counted)
+    return made_for
+
+
 class Counting(torch.nn.Module):
     """Counts its calls twice, and tells how often it was called."""
 
@@ -30,17 +46,7 @@ class Counting(torch.nn.Module):
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("strategy", ["branches", dfx.NanoBatch(2)], ids=str)
-def test_a_module_that_counts(strategy: Any, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaflow_xla.frontends.torch.signature.batched import BatchedGraph
-
-    planned = []
-    make = BatchedGraph._make
-
-    def counted(self: Any, values: Any) -> Any:
-        planned.append(values)
-        return make(self, values)
-
-    monkeypatch.setattr(BatchedGraph, "_make", counted)
+def test_a_module_that_counts(strategy: Any, grad: bool, planned: list[Any]) -> None:
     model, plain = Counting(), Counting()
     plain.load_state_dict(model.state_dict())
     fast = dfx.schedule(model, strategy=strategy)
@@ -123,18 +129,8 @@ OTHERWISE: dict[str, Any] = {
 
 @pytest.mark.parametrize("grad", [False, True], ids=["values", "gradients"])
 @pytest.mark.parametrize("name", [*COMPUTED, *OTHERWISE])
-def test_numbers_that_are_operands(name: str, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_are_operands(name: str, grad: bool, planned: list[Any]) -> None:
     """A plan reads them at each call; where it cannot, each has its own."""
-    from dynaflow_xla.frontends.torch.signature.batched import BatchedGraph
-
-    planned = []
-    make = BatchedGraph._make
-
-    def counted(self: Any, values: Any) -> Any:
-        planned.append(values)
-        return make(self, values)
-
-    monkeypatch.setattr(BatchedGraph, "_make", counted)
     if name == "module":
         model, plain = Scaled(), Scaled()
         plain.load_state_dict(model.state_dict())

@@ -17,12 +17,6 @@ from dynaflow_xla.frontends.torch.native.cuda import (  # noqa: E402
 from dynaflow_xla.frontends.torch.native.cuda.results import Results  # noqa: E402
 
 
-@pytest.fixture
-def args() -> tuple[Any, Any]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
-
-
 def test_graphs_replay_with_new_inputs_and_parameters_in_place(args: Any) -> None:
     graphs, (_, w) = ReplayedOnCpu(), args
     plan = cuda_graphs.GraphedPlan(runner_of(args, Books()), graphs)

@@ -32,12 +32,6 @@ from dynaflow_xla.frontends.torch.native.cuda import (  # noqa: E402
 GPU = torch.device("cuda", 0)
 
 
-@pytest.fixture
-def args() -> tuple[Any, Any]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
-
-
 def test_what_cannot_be_captured_runs_on_streams_and_says_so(args: Any) -> None:
     class Fails(ReplayedOnCpu):
         def capture(self, run: Any) -> Any:

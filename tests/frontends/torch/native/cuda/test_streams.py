@@ -17,12 +17,6 @@ from dynaflow_xla.frontends.torch.native.cuda import (  # noqa: E402
 )
 
 
-@pytest.fixture
-def args() -> tuple[Any, Any]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
-
-
 def test_reads_are_ordered_and_the_allocator_is_told(args: Any) -> None:
     books = Books()
     runner = runner_of(args, books)
