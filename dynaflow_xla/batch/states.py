@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dynaflow_xla.errors import DynaflowError
-from dynaflow_xla.ir.graph import Source
+from dynaflow_xla.ir.graph import Source, placed
 
 Verdict = Literal["mixed", "unproven"]
 
@@ -45,9 +45,8 @@ class Obstacle:
     final: bool = False
 
     def __str__(self) -> str:
-        where = f" at {self.source}" if self.source else ""
         scope = f" in {'/'.join(self.scope)}" if self.scope else ""
-        return f"{self.op}{where}{scope}: {self.reason}"
+        return f"{self.op}{placed(self.source)}{scope}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class SummedBy:
     scope: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.op} at {self.source}" if self.source else self.op
+        return f"{self.op}{placed(self.source)}"
 
 
 class Refuse(Exception):
@@ -88,12 +87,11 @@ class BrokenRule(DynaflowError, RuntimeError):
     """A rule failed with an error of its own: a fault in dynaflow_xla, never a verdict."""
 
     def __init__(self, op: str, source: Source | None, error: Exception) -> None:
-        where = f" at {source}" if source else ""
         super().__init__(
-            f"internal error: the rule that says what {op}{where} does to the rows of a batch failed "
-            f"({type(error).__name__}: {error}). This is a fault in dynaflow_xla, not in your program: "
-            "please report it with this message. Until it is mended, assume_separable=True skips the proof "
-            "where you know that rows are independent, and a strategy without a split needs none."
+            f"internal error: the rule that says what {op}{placed(source)} does to the rows of a batch "
+            f"failed ({type(error).__name__}: {error}). This is a fault in dynaflow_xla, not in your "
+            "program: please report it with this message. Until it is mended, assume_separable=True skips "
+            "the proof where you know that rows are independent, and a strategy without a split needs none."
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 from dataclasses import dataclass
@@ -53,10 +52,12 @@ def entries(folder: Path) -> list[CacheFile]:
         OSError: it is no folder, or cannot be read.
     """
     found: list[CacheFile] = []
-    with contextlib.suppress(FileNotFoundError):
-        os.listdir(folder)
-    files = [(p, "decision") for p in folder.glob("*.json") if _DECISION.fullmatch(p.name)]
-    files += [(p, "machine") for p in folder.glob("*.json") if _MACHINE.fullmatch(p.name)]
+    try:
+        there = list(folder.iterdir())
+    except FileNotFoundError:
+        return found
+    files = [(p, "decision") for p in there if _DECISION.fullmatch(p.name)]
+    files += [(p, "machine") for p in there if _MACHINE.fullmatch(p.name)]
     for name in _COMPILED:
         files += [
             (p, "compiled") for p in (folder / name).glob("*") if p.suffix in (".json", ".so")

@@ -33,6 +33,11 @@ class Source:
         return f"{self.file}:{self.line}"
 
 
+def placed(source: Source | None) -> str:
+    """Behind a name in a message: " at FILE:LINE", or "" where no line of the user's is known."""
+    return f" at {source}" if source else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """One SSA value.
@@ -158,8 +163,8 @@ class Operator:
 
     @property
     def at(self) -> str:
-        """Behind its name in a message: " at FILE:LINE", or "" where no line of the user's is known."""
-        return f" at {self.source}" if self.source else ""
+        """Behind its name in a message, see :func:`placed`."""
+        return placed(self.source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,11 +266,7 @@ def show(
         except OSError as error:
             raise TargetError(f"{path} cannot be written: {error.strerror}") from error
         out.text(f"written: {path}")
-    measured = {name for case in record["cases"] for name in case["statistics_ms"]}
-    compared = measured.intersection(record["scheduled"]) and measured.intersection(
-        record["baselines"]
-    )
-    return 0 if compared else 1
+    return 0 if any(case.get("ratios") for case in record["cases"]) else 1
 
 
 def stamp() -> dict[str, Any]:

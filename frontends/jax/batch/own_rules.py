@@ -36,6 +36,7 @@ from dynaflow_xla.frontends.jax.batch.split import SplitCapture
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.capture.physical import spec
 from dynaflow_xla.frontends.jax.capture.tracing import Capturing, exact_types
+from dynaflow_xla.ir.graph import placed
 
 _MOST_ZEROS = 4
 """A rule may ask which tangents are zero: of so many values all combinations are tried."""
@@ -127,8 +128,7 @@ class _RuleCheck:
             self._tell(site.eqns[0], f"cannot be traced alone ({type(error).__name__}: {error})")
 
     def _tell(self, eqn: Any, what: str) -> None:
-        source = _compat.user_source(eqn)
-        where = f" at {source}" if source else ""
+        where = placed(_compat.user_source(eqn))
         self.why = self.why or f"the derivative rule of {capture.rule_name(eqn)}{where} {what}"
 
     def _of_site(self, site: Site, outs: list[State]) -> None:

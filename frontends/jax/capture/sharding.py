@@ -9,6 +9,7 @@ import jax
 from jax.extend import core as jcore
 
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.ir.graph import placed
 
 REASON = "names devices"
 """Why such an operator stays in the outer program."""
@@ -61,10 +62,8 @@ def widest(eqns: Iterable[Any]) -> tuple[int, Any]:
 
 def too_wide(eqn: Any, count: int, name: str) -> str:
     """Why lanes cannot run a function of which an operator places values on several devices, and what can."""
-    source = _compat.user_source(eqn)
-    at = f" at {source}" if source else ""
     return (
-        f"{eqn.primitive.name}{at} inside the scheduled function {name} places "
+        f"{eqn.primitive.name}{placed(_compat.user_source(eqn))} inside the scheduled function {name} places "
         f"values on {count} devices, but lanes belong to one. Call the scheduled function inside "
         "jax.shard_map (each device runs its plan), place the results outside of it, use backend='xla', or "
         "call fast.original."

@@ -179,7 +179,7 @@ def at_sizes(captured: Captured, values: Bindings, scale: float, rows: frozenset
         example = captured.examples[value.id]
         if isinstance(example, torch.Tensor):
             producer = graph.ops[value.producer] if value.producer >= 0 else None
-            what = f"what {producer.kind} at {producer.source} makes" if producer else "an argument"
+            what = f"what {producer.kind}{producer.at} makes" if producer else "an argument"
             shape = evaluate.shape(example.shape, what)
             size = example.element_size()
             for n in shape:

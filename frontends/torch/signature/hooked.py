@@ -59,6 +59,7 @@ def telling(
         warn: Is called once at most.
     """
     told = False
+    watched: set[int] = set().union(*made_of.values())
 
     def tell() -> None:
         nonlocal told
@@ -74,7 +75,7 @@ def telling(
     def call(*args: Any) -> Sequence[Any]:
         results = run(*args)
         if not told:
-            used = {n: weakref.ref(results[n]) for n in set().union(*made_of.values())}
+            used = {n: weakref.ref(results[n]) for n in watched}
             for number, behind in made_of.items():
                 if results[number].requires_grad:
                     # Comes before the user's hooks: those of one node run as they were registered.

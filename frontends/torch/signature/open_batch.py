@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import DynaflowError, PlanError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs
+from dynaflow_xla.frontends.torch._compat.fakes import with_data
 from dynaflow_xla.frontends.torch.backend import Backend
 from dynaflow_xla.frontends.torch.batch import axes, mean_losses
 from dynaflow_xla.frontends.torch.capture.capture import capture
@@ -102,7 +103,7 @@ def sizes_in(gm: Any) -> list[OfferedSize]:
         return []
     if offer.error is not None:
         raise offer.error
-    found = []
+    found, names = [], _names(offer)
     for node in gm.graph.nodes:
         if node.op != "placeholder":
             continue
@@ -110,8 +111,9 @@ def sizes_in(gm: Any) -> list[OfferedSize]:
         for number, (tensor, dim) in enumerate(offer.dims):
             if tensor is given:
                 size = node.meta["example_value"].shape[dim]
-                named = _names(offer).get(id(tensor), "the argument")
-                what = f"{named} {list(tensor.shape)} along axis {dim}"
+                what = (
+                    f"{names.get(id(tensor), 'the argument')} {list(tensor.shape)} along axis {dim}"
+                )
                 found.append(OfferedSize(number, size, what))
                 break
     if offer.in_axes is None:
@@ -253,7 +255,8 @@ def graph_of(
             if int(expr) in (0, 1):
                 shapes = tuple(tuple(t.shape) for t in _tensors(gm))
                 context = Context(int(expr), shapes, "cpu", options.lanes, options.user)
-                sizes_of(options.strategy, context)  # refuses more nano-batches than rows
+                with with_data():
+                    sizes_of(options.strategy, context)  # refuses more nano-batches than rows
                 return None
             where = dynamo_graphs.where_fixed(size.size)
             tied = (

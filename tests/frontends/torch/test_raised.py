@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -126,3 +127,7 @@ def test_a_strategy_computes_with_tensors_of_its_own(where: str, in_axes: Any) -
     assert torch.equal(fast(x), x.sin() + x.cos())
     assert found and set(found) == {16.0}
     assert "strategy" in dfx.explain(fast, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dfx.FallbackWarning)
+        assert torch.equal(fast(x[:1]), x[:1].sin() + x[:1].cos())  # a row, which is not split
+    assert set(found) == {16.0}

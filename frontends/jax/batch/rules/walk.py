@@ -41,7 +41,7 @@ from dynaflow_xla.batch.states import (
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch.rules import equality
 from dynaflow_xla.frontends.jax.capture import capture, marks
-from dynaflow_xla.ir.graph import Operator, Source
+from dynaflow_xla.ir.graph import Operator, Source, placed
 
 Rule = Callable[["Site"], "State | list[State]"]
 RULES: RuleTable[Rule] = RuleTable()
@@ -480,8 +480,7 @@ def failed(site: Site, error: Refuse | NoRule) -> State:
         return Unknown(Obstacle("unproven", site.name, str(error), site.source, site.scope))
     if error.origin is not None:
         origin = error.origin
-        where = f" at {site.source}" if site.source else ""
-        reason = f"{error.what}; {site.name}{where} {error}"
+        reason = f"{error.what}; {site.name}{placed(site.source)} {error}"
         return Mixed(
             Obstacle("mixed", origin.op, reason, origin.source, origin.scope, total=error.total)
         )

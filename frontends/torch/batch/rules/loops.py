@@ -20,6 +20,7 @@ from dynaflow_xla.batch.states import (
 from dynaflow_xla.frontends.torch.batch.walking.registry import LOOPS, rule
 from dynaflow_xla.frontends.torch.batch.walking.walk import Site, Walker
 from dynaflow_xla.frontends.torch.capture.capture import capture
+from dynaflow_xla.ir.graph import placed
 
 _ROUNDS = 4
 """What is known of a carried value gets less at most so often."""
@@ -52,8 +53,7 @@ def _walked(site: Site, body: Any, ins: Sequence[State]) -> list[State]:
     for state in made:
         if isinstance(state, Mixed | Unknown):
             found = state.finding
-            at = f" at {found.source}" if found.source else ""
-            told = f"has {found.op}{at} in its body: {found.reason}"
+            told = f"has {found.op}{placed(found.source)} in its body: {found.reason}"
             raise Refuse(told) if isinstance(state, Mixed) else NoRule(told)
     return made
 

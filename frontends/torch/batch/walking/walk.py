@@ -473,7 +473,7 @@ def failed(site: Site, error: Exception) -> State:
     op = site.op
     if isinstance(error, Refuse):
         origin = error.origin or site.origin
-        reason = str(error) if error.origin is None else f"{op.kind} at {op.source} {error}"
+        reason = str(error) if error.origin is None else f"{op.kind}{op.at} {error}"
         total = error.total
         if error.origin is not None and not total:
             reason = f"{error.what}; {reason}"
