@@ -70,8 +70,9 @@ def schedule(
             Torch models run on all of them. For JAX ``"auto"`` is ``"xla"`` where it computes on a GPU, else
             ``"ffi"``. With ``"ffi"`` on a GPU a compile on another thread while a call runs may block both
             for ever (seen on an H100 with jaxlib 0.11.2).
-        lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``: 8. On a
-            GPU a ``Lanes`` gives them priorities and multiprocessors of their own.
+        lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``, and
+            for PyTorch on a GPU: 8. On a GPU a ``Lanes`` gives them priorities and multiprocessors of their
+            own.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
         select: Chooses among several plans at each call, without compiling again: ``strategy`` is then a

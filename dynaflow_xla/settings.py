@@ -33,7 +33,8 @@ regions would wait for each other for the lane's sake, and each such wait is a g
 MAX_XLA_LANES = 64
 """Most lanes of one XLA program."""
 
-_MAX_DEFAULT_LANES = 8
+MAX_DEFAULT_LANES = 8
+"""Most lanes by default where they are threads; as many streams there are on a GPU."""
 
 _told = False
 """Whether it was said why there is one lane by default."""
@@ -232,7 +233,7 @@ def resolve_lanes(lanes: int | Lanes | None, backend: str = "ffi") -> int:
         if not _told and (why := machine.bound_by()):
             _told = True
             telling.fallback(f"by default there is one lane: {why}", stacklevel=4)
-        return min(max(1, machine.cores()), _MAX_DEFAULT_LANES)
+        return min(max(1, machine.cores()), MAX_DEFAULT_LANES)
     if isinstance(lanes, Lanes):
         return lanes.count
     count = checks.integer(lanes)

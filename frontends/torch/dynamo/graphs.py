@@ -217,6 +217,7 @@ class CapturedGraphs:
         def compile_graph(gm: Any, example_inputs: Any) -> Callable[[list[Any]], Any]:
             graph.reached = True
             gm.meta[aot.LABELS] = graph.names
+            # The backward has other operators than the forward, for which the rules were written.
             gm.meta[aot.PART] = bool(self.breaks) or kind == "backward"
             if kind != "backward" and self._own_memory() and aot.needs_places(gm):
                 raise UnsupportedError(

@@ -179,9 +179,7 @@ class NativeEntry:
         )  # fmt: skip
 
 
-def cut(
-    captured: Captured, options: Settings, kind: str, phases: Phases = ONE_PHASE
-) -> PartitionedGraph:
+def cut(captured: Captured, options: Settings, phases: Phases = ONE_PHASE) -> PartitionedGraph:
     """The regions of a graph by the user's rules, the strategy's, or the default ones."""
     graph = captured.graph
     rules: Sequence[Rule] | None = options.rules
@@ -189,9 +187,6 @@ def cut(
         with with_data():  # what the user's code computes is no part of the capture
             made = options.strategy.rules(graph)
         rules = None if made is None else as_rules(made)
-    if rules is not None and kind == "backward":
-        # The backward has other operators than the forward for which the rules were written.
-        rules = [rule for rule in rules if not isinstance(rule, Rule) or rule.groups(graph)]
     return _with_network(partition(graph, rules, phases=phases))
 
 
@@ -219,7 +214,7 @@ def whole_entry(
     """
     t0 = time.perf_counter()
     captured = first_run.ordered(captured)
-    pg = cut(captured, options, kind)
+    pg = cut(captured, options)
     t1 = time.perf_counter()
     context = contexts.context_of(captured, options, batch, kind)
     with with_data():
@@ -258,7 +253,8 @@ def planned_entry(
     """
     t1 = time.perf_counter()
     plan = build_plan(
-        pg, recording, lanes=options.lanes, strategy_text=repr(options.strategy), cores=cores,
+        pg, recording, lanes=contexts.lanes(captured.device, options),
+        strategy_text=repr(options.strategy), cores=cores,
         width=contexts.lane_cores(captured.device, options),
     )  # fmt: skip
     validate(plan, pg)

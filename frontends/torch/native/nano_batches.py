@@ -62,7 +62,7 @@ def _cuts(
     joining = nano.fit.joining
     whole = nano.whole.captured.graph
     phases = ONE_PHASE if joining is None else joining.phases(whole)
-    main = cut(nano.at[max(nano.sizes)].captured, options, nano.kind, phases)
+    main = cut(nano.at[max(nano.sizes)].captured, options, phases)
     by_size = {}
     for size in nano.sizes if joining is None else (*nano.sizes, sum(nano.sizes)):
         moved = expand.transfer(main, nano.at[size].captured.graph)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax
@@ -25,7 +25,7 @@ from dynaflow_xla.frontends.jax.capture.tracing import Capturing
 from dynaflow_xla.frontends.jax.lanes.entry import build_stages
 from dynaflow_xla.frontends.jax.signature import entry as jax_entry
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry as XlaPlan
-from dynaflow_xla.frontends.torch._compat.fakes import FakeTensorMode
+from dynaflow_xla.frontends.torch._compat.fakes import FakeTensorMode, with_data
 from dynaflow_xla.frontends.torch.capture.capture import CAPTURE_OPTIONS, capture
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.for_sizes import ForSizes, boxed
@@ -356,7 +356,8 @@ def traced(function: JaxFunction) -> tuple[Any, Any]:
     with jax.enable_x64(True), matmul_precision():
         with Capturing():
             closed = jax.make_jaxpr(function)(*function.specs())
-        return closed, provenance.settle(jax_capture.capture(closed, 0, graph.name), graph.ops)
+        made = provenance.settle(jax_capture.capture(closed, 0, graph.name), graph.ops)
+        return closed, replace(made, graph=replace(made.graph, part=graph.part))
 
 
 def program_of(
@@ -382,8 +383,9 @@ def program_of(
     t0 = time.perf_counter()
     closed, found = traced(function) if trace is None else trace
     with jax.enable_x64(True), matmul_precision():
-        options = jax_options(way, captured, kind)
-        made = jax_entry.build_entry(found, options, batched, derived=kind != "inference")
+        options = jax_options(way, captured.graph.name)
+        with with_data():  # the strategy's own tensors are no part of the capture
+            made = jax_entry.build_entry(found, options, batched, derived=kind != "inference")
     made.seconds["trace"] = time.perf_counter() - t0 - sum(made.seconds.values())
     consts = closed.consts if made.split is None else made.split.inputs(closed.consts)
     results = [(layout.physical, layout.dtype) for layout in function.result_layouts]
@@ -397,11 +399,11 @@ def matmul_precision() -> Any:
     return jax.default_matmul_precision(wanted if wanted in ("highest", "high") else "default")
 
 
-def jax_options(way: Way, captured: Captured, kind: str) -> Settings:
-    """The JAX frontend's options for a graph."""
+def jax_options(way: Way, name: str) -> Settings:
+    """The JAX frontend's options for a graph of that name."""
     options = way.settings
     made: dict[str, Any] = {
-        "name": captured.graph.name,
+        "name": name,
         "strategy": options.strategy,
         "rules": options.rules,
         "lanes": options.lanes,
@@ -411,11 +413,4 @@ def jax_options(way: Way, captured: Captured, kind: str) -> Settings:
         }
         or None,
     }
-    if (kind == "backward" or captured.graph.part) and options.rules is not None:
-        # The backward has other operators than the forward for which the rules were written. So has a part.
-        made["rules"] = tuple(r for r in options.rules if _matches(r, captured))
     return Settings(**made, **way.jax_settings())
-
-
-def _matches(rule: Any, captured: Captured) -> bool:
-    return bool(rule.groups(captured.graph))

@@ -75,7 +75,7 @@ class _Exported:
             else:
                 self.sources.append(("constant", program.constants[spec.target]))
         self.scheduled = ScheduledFunction(
-            jax.jit(self._run), jax_options(way, self.function.captured, "inference")
+            jax.jit(self._run), jax_options(way, self.function.captured.graph.name)
         )
 
     def _run(self, *flat: Any) -> list[Any]:

@@ -16,8 +16,10 @@ from round_robin import RoundRobin
 torch = pytest.importorskip("torch")
 
 import dynaflow_xla as dfx  # noqa: E402
+from dynaflow_xla import machine  # noqa: E402
 from dynaflow_xla.errors import EngineError  # noqa: E402
 from dynaflow_xla.frontends.torch._compat import operators  # noqa: E402
+from dynaflow_xla.frontends.torch.capture import context as contexts  # noqa: E402
 from dynaflow_xla.frontends.torch.native.compiling import compilers  # noqa: E402
 from dynaflow_xla.frontends.torch.native.cuda import (  # noqa: E402
     capturing,
@@ -382,3 +384,13 @@ def test_a_plan_on_streams_is_predicted_without_copies(plain: Any) -> None:
         object.__setattr__(value, "shape", (1 << 13, 1 << 13))
     made = simulate(plain.plan, pg, **where_it_runs(SimpleNamespace(on_streams=True)))
     assert made.total_ns < 20_000
+
+
+@pytest.mark.parametrize(("given", "threads", "streams"), [(None, 2, 8), (1, 1, 1), (2, 2, 2)])
+def test_streams_are_as_many_as_asked_for_however_many_cores_the_host_has(
+    given: int | None, threads: int, streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    options = dfx.schedule(torch.nn.Linear(2, 2), lanes=given)._dfx_core.options
+    assert contexts.lanes(torch.device("cpu"), options) == threads
+    assert contexts.lanes(DEVICE, options) == streams
