@@ -238,6 +238,8 @@ build/lint: FORCE
 lint-mypy: $(STAMPS)/deps-dev build/lint
 	cd build/lint && "$(PY)" -P -m mypy --config-file ../../pyproject.toml \
 	  --cache-dir ../../.mypy_cache -p dynaflow_xla
+	cd build/lint && "$(PY)" -P -m mypy --config-file= --strict --follow-imports=silent \
+	  --cache-dir ../../.mypy_cache/usage ../../tests/support/typed_usage.py
 
 # What `make dev` installs would be found before build/lint, with the whole checkout as a package.
 define LINT_IMPORTS

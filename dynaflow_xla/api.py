@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeAlias, Unpack, overload
 
 import msgspec
 
@@ -24,13 +24,26 @@ from dynaflow_xla.settings import checked
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate as _simulate, where_it_runs
 from dynaflow_xla.timelines.timeline import Timeline
+from dynaflow_xla.typed import M, Options, P, R, Scheduled, Scheduling
 from dynaflow_xla.verification import Report
 from dynaflow_xla.watching.counters import Stats, stats as _stats
 
+How: TypeAlias = str | Strategy | Mapping[str, str | Strategy]
 
+
+@overload
+def schedule(fn: M, strategy: How = "auto", **options: Unpack[Options]) -> M: ...
+@overload
+def schedule(
+    fn: Callable[P, R], strategy: How = "auto", **options: Unpack[Options]
+) -> Scheduled[P, R]: ...
+@overload
+def schedule(fn: None = None, strategy: How = "auto", **options: Unpack[Options]) -> Scheduling: ...
+@overload
+def schedule(fn: Any, strategy: How = "auto", **options: Unpack[Options]) -> Any: ...
 def schedule(
     fn: Any = None,
-    strategy: str | Strategy | Mapping[str, str | Strategy] = "auto",
+    strategy: How = "auto",
     *,
     in_axes: Any = None,
     out_axes: Any = 0,
@@ -118,7 +131,7 @@ def schedule(
 
 def together(
     *functions: Any,
-    strategy: str | Strategy | Mapping[str, str | Strategy] = "auto",
+    strategy: How = "auto",
     names: Sequence[str] | None = None,
     **options: Any,
 ) -> Together:

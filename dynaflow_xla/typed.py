@@ -1,0 +1,69 @@
+"""What ``schedule`` returns, for type checkers and editors: nothing here runs.
+
+A function keeps its parameters and its result, a module stays of its class. Everything else that a scheduled
+callable has comes from its framework (``lower``, ``trace``, ...), so any other attribute is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, overload
+
+from dynaflow_xla.kernels import Lanes
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+
+
+class TorchModule(Protocol):
+    """What tells a ``torch.nn.Module`` from a function, without PyTorch."""
+
+    training: bool
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As PyTorch's."""
+
+
+M = TypeVar("M", bound=TorchModule)
+
+
+class Scheduled(Protocol[P, R_co]):
+    """A scheduled function: called as the original, and with the attributes of its framework's functions."""
+
+    original: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """The original's result."""
+
+    def __get__(self, instance: object, owner: type | None = None, /) -> Callable[..., R_co]:
+        """As a method."""
+
+    def __getattr__(self, name: str, /) -> Any:
+        """What the framework's functions have."""
+
+
+class Scheduling(Protocol):
+    """``schedule`` with options and without a function, as a decorator."""
+
+    @overload
+    def __call__(self, function: M, /) -> M: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Scheduled[P, R]: ...
+
+
+class Options(TypedDict, total=False):
+    """The options of ``schedule`` by keyword."""
+
+    in_axes: Any
+    out_axes: Any
+    batch_size: int | None
+    backend: str
+    lanes: int | Lanes | None
+    rules: Sequence[Any] | None
+    context: Mapping[str, Any] | None
+    select: Any
+    target: str | None
+    compiler: str
+    compiler_options: Mapping[str, Any] | None
+    check: bool
