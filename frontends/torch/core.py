@@ -23,7 +23,7 @@ from dynaflow_xla.frontends.torch.capture.forwards import (
 )
 from dynaflow_xla.frontends.torch.capture.mutation import overlap
 from dynaflow_xla.frontends.torch.dynamo import capturing, caught, running
-from dynaflow_xla.frontends.torch.dynamo.graphs import CapturedGraphs, Doorway, NoGraph
+from dynaflow_xla.frontends.torch.dynamo.graphs import CapturedGraphs, Doorway, NoGraph, way_out
 from dynaflow_xla.frontends.torch.dynamo.whole import CompiledOriginal
 from dynaflow_xla.frontends.torch.native import native
 from dynaflow_xla.frontends.torch.offering import Offering
@@ -50,6 +50,12 @@ _MAX_ROOTS = 8
 _MAX_WAYS = 1024
 _MAX_SHARED = 8
 """So many captures differ by which arguments share memory only."""
+
+_MAX_FAILED = 3
+"""So often a capture of calls of one kind may fail; the original runs then without another try.
+
+Not at once: what fails may be memory that is gone for a moment.
+"""
 
 
 class Core(Offering):
@@ -91,6 +97,7 @@ class Core(Offering):
         self._later = why_later(original, options.name)
         self._renewed: list[tuple[list[Any], Core]] = []
         self._as_original: Recent[Hashable, bool] = Recent(_MAX_WAYS)
+        self._failed: Recent[Hashable, int] = Recent(_MAX_WAYS)
         self._same: Any = None  # of many tensors of a call that ran the original
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
@@ -216,6 +223,8 @@ class Core(Offering):
         way = call_signature.without_threads(signature) if hooked else None
         if hooked and self._as_original.get(way):
             return self.as_written(args, kwargs)
+        if len(self._failed) and self._failed_often(args, kwargs):
+            return self.as_written(args, kwargs)
         running.leave_out("")  # what this thread remembers may be another function's
         running.note_random_state(self.graphs.catches and self.graphs.draws)
         try:
@@ -284,12 +293,12 @@ class Core(Offering):
             )
         # A call that finds its capture captures nothing, and learns no reason.
         self._left_out = running.left_out() or self._left_out or self.graphs.left_out
-        why = (
-            self.breaks[-1]
-            if self.breaks
-            else self._left_out
-            or "PyTorch finds nothing in it that computes with the tensors it is given"
-        )
+        if self.breaks:
+            why = self.breaks[-1]
+        elif self._left_out:
+            why = self._left_out + way_out(self._left_out, self.original)
+        else:
+            why = "PyTorch finds nothing in it that computes with the tensors it is given"
         return f"no graph of {name!r} could be captured, so the original runs ({why})"
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
@@ -373,7 +382,15 @@ class Core(Offering):
         text = (str(error) or type(error).__name__).splitlines()[0]
         self._warned = True
         self.graphs.warn(f"{self.options.name!r} cannot be captured ({text}), so the original runs")
+        running.leave_out(text)
+        kind = call_signature.of(self.original, args, kwargs)
+        self._failed[kind] = self._failed.get(kind, 0) + 1
         return result
+
+    def _failed_often(self, args: Any, kwargs: Any) -> bool:
+        """Whether captures of calls like this one failed, each of which takes longer than many calls."""
+        kind = call_signature.of(self.original, args, kwargs)
+        return self._failed.get(kind, 0) >= _MAX_FAILED
 
     def _for_shared(self, found: overlap.Pattern) -> Core | None:
         """The same for arguments that share memory in another way: a capture of its own.

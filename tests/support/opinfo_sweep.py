@@ -1,6 +1,6 @@
 """PyTorch's own samples of its operators (OpInfo, some 700 entries), each through ``dfx.schedule``.
 
-``python -P tests/support/opinfo_sweep.py [--training] [--errors] [--only REGEX] [--shard I/N]`` prints a
+``python -P tests/support/opinfo_sweep.py [--of TABLE] [--training] [--errors] [--only REGEX]`` prints a
 line for each operator, with its outcome:
 
 * equal: values (with ``--training`` gradients, too) are the original's;
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import os
 import re
@@ -37,6 +38,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import dynaflow_xla as dfx
+
+TABLES = ("op", "hop", "autograd_function", "custom_op")
+"""PyTorch's tables: its operators, those of higher order, autograd functions and operators of one's own."""
 
 WAYS = ("sequential", "branches", "nano", "halves", "inplace")
 """How an operator is scheduled: alone, beside another branch, its rows all but one and one, in halves; and
@@ -77,14 +81,22 @@ class Call:
     inplace: Callable[..., Any] | None = None
 
 
-def database() -> list[Any]:
-    """All operators that PyTorch has samples for."""
+def without_expecttest() -> None:
+    """Lets PyTorch's samples be imported without a package that is for its own tests alone."""
     try:
         import expecttest  # noqa: F401
-    except ModuleNotFoundError:  # it is for PyTorch's own tests, not for the samples
+    except ModuleNotFoundError:
         module: Any = types.ModuleType("expecttest")
         module.TestCase = unittest.TestCase
         sys.modules["expecttest"] = module
+
+
+def database(of: str = "op") -> list[Any]:
+    """All operators of one of PyTorch's tables of samples."""
+    without_expecttest()
+    if of != "op":
+        module = importlib.import_module(f"torch.testing._internal.{of}_db")
+        return list(getattr(module, f"{of}_db"))
     from torch.testing._internal import common_methods_invocations as samples
 
     # Puts the generator's state back after a call, which no graph can do; here each call is seeded.
@@ -136,34 +148,34 @@ def fails(op: Any) -> Iterator[tuple[int, Call, str]]:
             yield number, call, type(error).__name__
 
 
-def _fresh(value: Any) -> Any:
+def fresh(value: Any) -> Any:
     """The same arguments with tensors of their own."""
 
     def one(x: Any) -> Any:
-        return x.detach().clone().requires_grad_(x.requires_grad) if _is_tensor(x) else x
+        return x.detach().clone().requires_grad_(x.requires_grad) if is_tensor(x) else x
 
     return pytree.tree_map(one, value)
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _tensors(value: Any) -> list[Any]:
-    return [x for x in pytree.tree_leaves(value) if _is_tensor(x)]
+def tensors(value: Any) -> list[Any]:
+    return [x for x in pytree.tree_leaves(value) if is_tensor(x)]
 
 
 def _result(function: Any, call: Call, extra: tuple[Any, ...], *, training: bool) -> list[Any]:
     """Flat results and gradients, from fresh arguments and a fixed seed."""
-    args, kwargs = _fresh((call.args, call.kwargs))
+    args, kwargs = fresh((call.args, call.kwargs))
     torch.manual_seed(1)
     if not training:
         with torch.no_grad():
             out = list(pytree.tree_leaves(function(*extra, *args, **kwargs)))
-        return out + _tensors((args, kwargs))  # which may have been written
+        return out + tensors((args, kwargs))  # which may have been written
     out = list(pytree.tree_leaves(function(*extra, *args, **kwargs)))
-    wanted = [x for x in _tensors((args, kwargs)) if x.requires_grad]
-    made = [x for x in out if _is_tensor(x) and x.requires_grad]
+    wanted = [x for x in tensors((args, kwargs)) if x.requires_grad]
+    made = [x for x in out if is_tensor(x) and x.requires_grad]
     if not made or not wanted:
         return out
     torch.manual_seed(2)
@@ -175,14 +187,14 @@ def _result(function: Any, call: Call, extra: tuple[Any, ...], *, training: bool
     ]
 
 
-def _difference(got: list[Any], want: list[Any], values: bool, close: bool) -> str:
+def difference(got: list[Any], want: list[Any], values: bool, close: bool) -> str:
     """How results differ; "" if they do not."""
     if len(got) != len(want):
         return f"{len(got)} results for {len(want)}"
     for number, (a, b) in enumerate(zip(got, want, strict=True)):
-        if _is_tensor(a) != _is_tensor(b):
+        if is_tensor(a) != is_tensor(b):
             return f"result {number}: {type(a).__name__} for {type(b).__name__}"
-        if not _is_tensor(b):
+        if not is_tensor(b):
             if a != b and a == a:
                 return f"result {number}: {a!r} for {b!r}"
             continue
@@ -206,17 +218,17 @@ def _axes(value: Any, rows: int, first: Any) -> Any:
         return type(value)(found) if type(value) in (list, tuple) else None
     if isinstance(value, dict):
         return {key: _axes(x, rows, first) for key, x in value.items()}
-    batched = _is_tensor(value) and value.ndim > 0 and value.shape[0] == rows
+    batched = is_tensor(value) and value.ndim > 0 and value.shape[0] == rows
     return 0 if batched and (first is None or value is first) else None
 
 
-def _batched(call: Call) -> list[Any]:
+def batched(call: Call) -> list[Any]:
     """Ways to say where the batch is: all tensors with as many rows as the first, the first alone."""
-    tensors = _tensors((call.args, call.kwargs))
-    if not tensors or tensors[0].ndim == 0 or tensors[0].shape[0] < 2:
+    found = tensors((call.args, call.kwargs))
+    if not found or found[0].ndim == 0 or found[0].shape[0] < 2:
         return []
-    rows = tensors[0].shape[0]
-    ways = [_axes((call.args, call.kwargs), rows, first) for first in (None, tensors[0])]
+    rows = found[0].shape[0]
+    ways = [_axes((call.args, call.kwargs), rows, first) for first in (None, found[0])]
     return ways[:1] if ways[0] == ways[1] else ways
 
 
@@ -240,8 +252,8 @@ def _schedules(call: Call, way: str) -> Iterator[tuple[Schedule, Any, tuple[Any,
         two = dfx.Branches()
         yield lambda _: dfx.schedule(beside, two, lanes=2, backend="torch"), beside, (other,)
     else:
-        for axes in _batched(call):
-            rows = _tensors((call.args, call.kwargs))[0].shape[0]
+        for axes in batched(call):
+            rows = tensors((call.args, call.kwargs))[0].shape[0]
             split = dfx.NanoBatch(2) if way == "halves" else dfx.NanoBatch([rows - 1, 1])
             made = functools.partial(
                 dfx.schedule, alone, split, in_axes=axes, backend="torch"
@@ -249,7 +261,7 @@ def _schedules(call: Call, way: str) -> Iterator[tuple[Schedule, Any, tuple[Any,
             yield lambda out, made=made: made(out_axes=out), alone, ()
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:1500]
 
 
@@ -301,14 +313,12 @@ def _run(
                 got = _result(scheduled, call, extra, training=training)  # now it is split
         except dfx.DynaflowError as error:
             return replace(
-                done, outcome="refused", reason=f"{type(error).__name__}: {_one_line(error)}"
+                done, outcome="refused", reason=f"{type(error).__name__}: {one_line(error)}"
             )
         except Exception as error:
-            return replace(
-                done, outcome="raw", reason=f"{type(error).__name__}: {_one_line(error)}"
-            )
-    notes = [_one_line(w.message) for w in told if issubclass(w.category, dfx.FallbackWarning)]  # type: ignore[arg-type]
-    different = _difference(got, want, call.values, way in ("nano", "halves"))
+            return replace(done, outcome="raw", reason=f"{type(error).__name__}: {one_line(error)}")
+    notes = [one_line(w.message) for w in told if issubclass(w.category, dfx.FallbackWarning)]  # type: ignore[arg-type]
+    different = difference(got, want, call.values, way in ("nano", "halves"))
     if different:
         return replace(done, outcome="wrong", reason=" | ".join((different, *notes)))
     if any("so the original runs" in note for note in notes):
@@ -328,7 +338,7 @@ def attempt_error(call: Call, wanted: str, way: str) -> Tried | None:
                 return replace(
                     done,
                     outcome="refused",
-                    reason=f"{wanted}; {type(error).__name__}: {_one_line(error)}",
+                    reason=f"{wanted}; {type(error).__name__}: {one_line(error)}",
                 )
             except Exception as error:
                 if type(error).__name__ == wanted:
@@ -336,7 +346,7 @@ def attempt_error(call: Call, wanted: str, way: str) -> Tried | None:
                 return replace(
                     done,
                     outcome="raw",
-                    reason=f"{wanted}; {type(error).__name__}: {_one_line(error)}",
+                    reason=f"{wanted}; {type(error).__name__}: {one_line(error)}",
                 )
         outcome = "lenient" if "out" in call.kwargs else "wrong"
         return replace(done, outcome=outcome, reason=f"no error, the original: {wanted}")
@@ -371,8 +381,10 @@ def operator(
 # -- processes ------------------------------------------------------------------------------------
 
 
-def _serve() -> None:
-    """Tries what comes in: a line says the operator by its number, and how."""
+def serve(
+    entries: Sequence[Any], names: Sequence[str], attempts: Callable[..., Iterator[Tried]]
+) -> None:
+    """Tries what comes in: a line says the entry of a table by its number, and how."""
     import logging
 
     logging.disable(logging.ERROR)
@@ -383,16 +395,15 @@ def _serve() -> None:
     def say(**what: Any) -> None:
         out.write(json.dumps(what) + "\n")
 
-    ops = database()
-    say(names=[name_of(op) for op in ops])
+    say(names=names)
     for line in sys.stdin:
         asked = json.loads(line)
-        op = ops[asked.pop("number")]
+        number = asked.pop("number")
         try:
-            for tried in operator(op, told=lambda at: say(at=at), **asked):
+            for tried in attempts(entries[number], told=lambda at: say(at=at), **asked):
                 say(**vars(tried))
         except Exception as error:
-            say(**vars(Tried(name_of(op), "", "raw", f"the sweep itself: {error!r}")))
+            say(**vars(Tried(names[number], "", "raw", f"the sweep itself: {error!r}")))
         say(end=True)
 
 
@@ -401,10 +412,13 @@ class Sweep:
 
     Args:
         limit: Seconds for each sample and way.
+        of: One of ``TABLES``.
+        script: What the process runs, with ``--serve``.
     """
 
-    def __init__(self, limit: float = 120) -> None:
+    def __init__(self, limit: float = 120, of: str = "op", script: str = __file__) -> None:
         self.limit = limit
+        self._command = [sys.executable, "-P", os.path.abspath(script), "--serve", "--of", of]
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self.names: list[str] = []
@@ -413,7 +427,7 @@ class Sweep:
     def _start(self) -> Any:
         self._buffer = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", os.path.abspath(__file__), "--serve"],
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -467,28 +481,23 @@ class Sweep:
             self._process = None
 
 
-def main() -> None:
-    """Prints the table, and keeps what was tried in a file of JSON lines if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--training", action="store_true", help="gradients, too")
-    parser.add_argument("--errors", action="store_true", help="calls that the original refuses")
+def parser_of(description: str, ways: Sequence[str]) -> argparse.ArgumentParser:
+    """What a sweep can be asked for, whatever it tries."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--only", default="", help="a regular expression of names")
-    parser.add_argument("--ways", default=",".join(WAYS), help="of " + ", ".join(WAYS))
-    parser.add_argument("--shard", default="0/1", help="I/N: every N-th operator, from the I-th on")
-    parser.add_argument("--samples", type=int, default=3, help="of each operator")
+    parser.add_argument("--ways", default=",".join(ways), help="of " + ", ".join(ways))
+    parser.add_argument("--shard", default="0/1", help="I/N: every N-th entry, from the I-th on")
+    parser.add_argument("--samples", type=int, default=3, help="of each entry")
     parser.add_argument("--limit", type=float, default=120, help="seconds for a sample")
     parser.add_argument("--json", default="", help="a file for all that was tried")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.serve:
-        _serve()
-        return
+    return parser
+
+
+def report(sweep: Sweep, options: argparse.Namespace, **how: Any) -> None:
+    """Prints the table, and keeps what was tried in a file of JSON lines if asked to."""
     index, of = map(int, options.shard.split("/"))
-    how = {
-        "training": options.training, "errors": options.errors, "most": options.samples,
-        "ways": options.ways.split(","),
-    }  # fmt: skip
-    sweep = Sweep(options.limit)
+    how |= {"most": options.samples, "ways": options.ways.split(",")}
     counts: Counter[str] = Counter()
     tries: Counter[str] = Counter()
     for number in range(index, len(sweep.names), of):
@@ -507,8 +516,23 @@ def main() -> None:
             with open(options.json, "a") as file:
                 file.writelines(json.dumps(vars(t)) + "\n" for t in found)
     sweep.close()
-    print(f"operators, by their worst: {dict(counts)}")
+    print(f"entries, by their worst: {dict(counts)}")
     print(f"samples: {dict(tries)}")
+
+
+def main() -> None:
+    """The command."""
+    parser = parser_of(__doc__, WAYS)
+    parser.add_argument("--training", action="store_true", help="gradients, too")
+    parser.add_argument("--errors", action="store_true", help="calls that the original refuses")
+    parser.add_argument("--of", default="op", choices=TABLES, help="which table")
+    options = parser.parse_args()
+    if options.serve:
+        table = database(options.of)
+        serve(table, [name_of(op) for op in table], operator)
+        return
+    sweep = Sweep(options.limit, options.of)
+    report(sweep, options, training=options.training, errors=options.errors)
 
 
 if __name__ == "__main__":

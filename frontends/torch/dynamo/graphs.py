@@ -18,7 +18,7 @@ from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedErr
 from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs, failures
 from dynaflow_xla.frontends.torch.backend import Backend, BySizes, Entry
 from dynaflow_xla.frontends.torch.batch import handed
-from dynaflow_xla.frontends.torch.capture import costs, functions, marks
+from dynaflow_xla.frontends.torch.capture import costs, functions, lazy, marks
 from dynaflow_xla.frontends.torch.capture.context import graph_name
 from dynaflow_xla.frontends.torch.capture.mutation import effects, overlap
 from dynaflow_xla.frontends.torch.capture.names import is_internal, user_name
@@ -277,8 +277,7 @@ class CapturedGraphs:
         elif text.startswith("step_unsupported"):
             text = "an instruction that Dynamo cannot follow"
         told = f"graph break at {where}: {text}"
-        if _SIZE_OF_DATA.search(text) is not None and _has_expert_loops(self.original):
-            told += _OTHER_EXPERTS
+        told += way_out(text, self.original)
         known = told in self.breaks or len(self.breaks) == _MAX_NOTES
         if not known:
             self.breaks.append(told)
@@ -297,14 +296,35 @@ _OTHER_EXPERTS = (
     "'batched_mm')"
 )
 _SIZE_OF_DATA = re.compile("Dynamic shape operator|nonzero|data.dependent", re.IGNORECASE)
+_TOLD_MASKS = (
+    " (a mask of PyTorch's encoder or decoder? it looks whether the mask is causal unless it is told: pass "
+    "is_causal=True or False to nn.TransformerEncoder, tgt_is_causal= to nn.TransformerDecoder, "
+    "src_is_causal= and tgt_is_causal= to nn.Transformer)"
+)
+_VALUE = re.compile(r"Tensor\.item|depends on a tensor's value|data.dependent", re.IGNORECASE)
+_LOOK_AT_MASKS = (torch.nn.TransformerEncoder, torch.nn.TransformerDecoder)
+
+
+def way_out(reason: str, original: Any) -> str:
+    """What to do about code that Dynamo cannot capture for this reason; "" where that is not known."""
+    if _SIZE_OF_DATA.search(reason) is not None and _has_expert_loops(original):
+        return _OTHER_EXPERTS
+    held = (module for one in lazy.held_modules(original) for module in one.modules())
+    if _VALUE.search(reason) is not None and any(isinstance(m, _LOOK_AT_MASKS) for m in held):
+        return _TOLD_MASKS
+    return ""
 
 
 def _has_expert_loops(original: Any) -> bool:
     """Whether it is a model of transformers' with experts, whose plain form loops over those that are hit."""
-    return isinstance(original, torch.nn.Module) and any(
+    if not isinstance(original, torch.nn.Module):
+        return False
+    modules = list(original.modules())
+    # All of its models have the method and the setting, also those without experts.
+    return any(type(module).__name__.endswith("Experts") for module in modules) and any(
         hasattr(module, "set_experts_implementation")
         and getattr(getattr(module, "config", None), "_experts_implementation", None) == "eager"
-        for module in original.modules()
+        for module in modules
     )
 
 

@@ -7,7 +7,7 @@ import logging
 import types
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -460,7 +460,7 @@ def fails_from(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     whole, made = aot.aot_backend, []
 
-    def fail(first: int) -> None:
+    def fail(first: int) -> list[Any]:
         def backend(*compilers: Any) -> Any:
             def run(gm: Any, examples: Any) -> Any:
                 made.append(gm)
@@ -471,6 +471,7 @@ def fails_from(monkeypatch: pytest.MonkeyPatch) -> Any:
             return run
 
         monkeypatch.setattr(aot, "aot_backend", backend)
+        return made
 
     return fail
 
@@ -489,6 +490,29 @@ def test_what_pytorch_makes_no_graph_of_runs_as_the_original(fails_from: Any) ->
     assert torch.equal(got, x * 2)
 
 
+@pytest.mark.filterwarnings("ignore::dynaflow_xla.FallbackWarning")
+@pytest.mark.parametrize("strategy", [dfx.Branches(), dfx.NanoBatch(2)], ids=str)
+def test_what_pytorch_makes_no_graph_of_is_not_captured_for_ever(
+    fails_from: Any, strategy: Any
+) -> None:
+    """Captures that fail take longer than many calls of the original."""
+    made = fails_from(0)
+    axes = {"in_axes": 0} if isinstance(strategy, dfx.NanoBatch) else {}
+    fast = dfx.schedule(lambda x: x.sin() * 2, strategy, backend="torch", **axes)
+
+    def captures_of_calls(x: Any) -> int:
+        before = len(made)
+        for _ in range(8):
+            assert torch.equal(fast(x), x.sin() * 2)
+        return len(made) - before
+
+    x = torch.rand(4, 4)
+    assert 1 <= captures_of_calls(x) <= 3
+    assert captures_of_calls(x) == 0
+    assert 1 <= captures_of_calls(torch.rand(4, 4, 2)) <= 3  # others may be captured
+    assert "functionalizes no operator of this kind" in dfx.explain(fast, x)
+
+
 def test_what_pytorch_makes_no_graph_of_behind_a_break_is_unsupported(fails_from: Any) -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -502,3 +526,62 @@ def test_what_pytorch_makes_no_graph_of_behind_a_break_is_unsupported(fails_from
         pytest.raises(dfx.UnsupportedError, match="no graph of a part of 'broken'.*original"),
     ):
         fast(torch.rand(3, 4))
+
+
+class Between(nn.Module):
+    """An encoder of PyTorch's between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.encoder = nn.Linear(8, 8), nn.Linear(8, 8), encoder()
+
+    def forward(self, x: Any, mask: Any, is_causal: bool | None = None) -> Any:
+        return self.last(self.encoder(self.first(x), mask, is_causal=is_causal))
+
+
+def encoder() -> Any:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize("make", [encoder, Between])
+@pytest.mark.parametrize("causal", [False, True], ids=["any mask", "causal"])
+def test_encoders_that_look_at_their_masks_are_told_what_these_are(
+    make: Callable[[], Any], causal: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(4, 5, 8)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    if not causal:
+        mask[0, 2] = 0.0
+    want = model(x, mask)
+    fast = dfx.schedule(model, "branches", lanes=2)
+    with pytest.warns(dfx.FallbackWarning, match=r"pass is_causal=True or False"):
+        assert torch.equal(fast(x, mask), want)
+    torch._dynamo.reset()
+    told = dfx.schedule(model, "branches", lanes=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dfx.FallbackWarning)
+        assert torch.equal(told(x, mask, is_causal=causal), want)
+
+
+def test_only_models_with_experts_are_told_of_loops_over_them() -> None:
+    class Experts(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) * (2 if torch.nonzero(x > 0).shape[0] > 3 else 1)
+
+    class Dense(Experts):
+        pass
+
+    def model(part: nn.Module) -> Any:
+        made: Any = nn.Sequential(nn.Linear(4, 4), part)
+        made.set_experts_implementation = lambda name: None
+        made.config = types.SimpleNamespace(_experts_implementation="eager")
+        return made
+
+    x = torch.randn(3, 4)
+    for part, hinted in ((Experts(4, 4), True), (Dense(4, 4), False)):
+        original = model(part)
+        with pytest.warns(dfx.FallbackWarning, match=r"captured in several graphs") as told:
+            assert torch.equal(dfx.schedule(original, "branches")(x), original(x))
+        assert hinted == any("a loop over experts?" in str(w.message) for w in told)

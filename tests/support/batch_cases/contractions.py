@@ -124,6 +124,26 @@ ROWS = [
         },
     ),
     Row(
+        "a convolution with weights for each row",
+        (Operand((1, 4, 5), axes=(1,)), Operand((4, 1, 3), axes=(0,))),
+        jax={
+            "conv_general_dilated": lambda lax, x, w: lax.conv_general_dilated(
+                x, w, (1,), "SAME", feature_group_count=x.shape[1]
+            )
+        },
+        together=(0, 1),
+    ),
+    Row(
+        "a convolution with weights for each row, of groups of the batch",
+        (Operand((4, 2, 5), axes=(0,)), Operand((4, 2, 3), axes=(0,))),
+        jax={
+            "conv_general_dilated": lambda lax, x, w: lax.conv_general_dilated(
+                x, w, (1,), "VALID", batch_group_count=x.shape[0]
+            )
+        },
+        together=(0, 1),
+    ),
+    Row(
         "a convolution of lines",
         (Operand((2, 3, 5)), Operand((2, 3, 2)), Operand((2,))),
         torch={"conv1d": lambda t, x, w, b: t.conv1d.default(x, w, b)},

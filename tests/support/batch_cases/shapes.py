@@ -28,6 +28,15 @@ ROWS = [
         torch={"view": lambda t, x: t.view.default(x, [-1])},
     ),
     Row(
+        "a reshape that transposes first",
+        (CUBE,),
+        jax={
+            "reshape": lambda lax, x: lax.reshape(
+                x, (x.shape[2], x.shape[0] * x.shape[1]), dimensions=(2, 0, 1)
+            )
+        },
+    ),
+    Row(
         "a reshape that cuts dimensions",
         (Operand((12, 3)),),
         jax={"reshape": lambda lax, x: lax.reshape(x, (2, x.shape[0] // 2, x.shape[1]))},

@@ -1,4 +1,4 @@
-"""PyTorch's own samples of its operators, scheduled: no other values, no errors of another kind, no hang."""
+"""PyTorch's own samples of its operators and modules, scheduled: no other values, no raw errors, no hang."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import moduleinfo_sweep  # noqa: E402  (needs torch)
 import opinfo_sweep  # noqa: E402  (needs torch)
 
 SHARDS = 24
@@ -17,6 +18,13 @@ SHARDS = 24
 @pytest.fixture(scope="module")
 def sweep() -> Iterator[opinfo_sweep.Sweep]:
     made = opinfo_sweep.Sweep(limit=120)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[opinfo_sweep.Sweep]:
+    made = opinfo_sweep.Sweep(limit=120, of="module", script=moduleinfo_sweep.__file__)
     yield made
     made.close()
 
@@ -53,3 +61,27 @@ def test_all_operators(sweep: opinfo_sweep.Sweep, shard: int, training: bool) ->
 @pytest.mark.timeout(3600)
 def test_all_wrong_calls(sweep: opinfo_sweep.Sweep) -> None:
     _fine(sweep, range(len(sweep.names)), errors=True)
+
+
+@pytest.mark.timeout(300)
+def test_some_modules(modules: opinfo_sweep.Sweep) -> None:
+    _fine(modules, range(3, len(modules.names), 28), ways=["beside", "halves"], most=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("shard", range(4))
+def test_all_modules(modules: opinfo_sweep.Sweep, shard: int) -> None:
+    _fine(modules, range(shard, len(modules.names), 4), ways=["alone", "beside", "halves"], most=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("table", opinfo_sweep.TABLES[1:])
+def test_other_operators(table: str, training: bool) -> None:
+    sweep = opinfo_sweep.Sweep(limit=120, of=table)
+    try:
+        _fine(sweep, range(len(sweep.names)), training=training, most=2)
+    finally:
+        sweep.close()
