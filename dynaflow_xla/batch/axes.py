@@ -79,6 +79,20 @@ def reshaped(state: Rows, old: Sequence[int], new: Sequence[int], batch: int) ->
     raise Refuse("reshapes so that rows of the batch are cut or interleaved")
 
 
+def leads_to(made: Rows, state: Rows, old: Sequence[int], new: Sequence[int], batch: int) -> bool:
+    """Whether a row-major reshape brings the rows of ``state`` to where ``made`` has them.
+
+    In the trace of one row several axes may be read as its own; ``reshaped`` finds one of them.
+    """
+    return (
+        made.axis < len(new)
+        and new[made.axis] == made.outer * batch * made.inner
+        and made.outer * math.prod(new[: made.axis]) == state.outer * math.prod(old[: state.axis])
+        and made.inner * math.prod(new[made.axis + 1 :])
+        == state.inner * math.prod(old[state.axis + 1 :])
+    )
+
+
 def runs(state: Rows, bounds: Sequence[tuple[int, int]], sizes: Sequence[int]) -> Rows:
     """A slice along the batch axis that takes whole runs of the batch (``x[:B]`` of ``[2 * B]``).
 

@@ -56,6 +56,9 @@ class OwnRules:
 
     def mixing(self, order: int) -> str:
         """Which rule combines rows in a derivative of this order, or a lower one; "" if none does."""
+        for lower in range(1, order):  # what could not be traced is not traced again
+            if why := self._found.get(lower):
+                return why
         if order not in self._found:
             parts = [self._resolved.at[size] for size in self._sizes]
             with exact_types(parts[0]):

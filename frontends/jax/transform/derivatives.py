@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval as pe
@@ -259,6 +260,27 @@ def _results_alone(eqn: Any) -> Any:
     )
 
 
+def _program_without(used: Sequence[bool], *live_and_equation: Any) -> Any:
+    """Without inputs that no operator reads, as ``jax.jit`` leaves them out: they stay where they are.
+
+    The plan stays: it is not given such inputs anyway, so what stands for them here is never made.
+    """
+    eqn = live_and_equation[-1]  # as below
+    program = eqn.params["program"]
+    if not any(used) and not eqn.effects:
+        return [False] * len(eqn.invars), None
+    needed = [True] * len(eqn.invars)
+    invars = list(eqn.invars)
+    for i in program.unread():
+        aval = eqn.invars[i].aval
+        if type(aval) is not jax.core.ShapedArray or not isinstance(aval.dtype, np.dtype):
+            continue  # references and keys have no literals
+        stands = _compat.literal(np.broadcast_to(np.zeros((), aval.dtype), aval.shape))
+        if stands.aval == aval.strip_weak_type():  # on a mesh, types say more
+            needed[i], invars[i] = False, stands
+    return needed, eqn.replace(invars=invars)
+
+
 def _jvp_without(used: Sequence[bool], *live_and_equation: Any) -> Any:
     """Without what nobody reads: where it is all tangents, the function itself is enough."""
     eqn = live_and_equation[-1]  # from JAX 0.12 on, which inputs are live stands in front of it
@@ -277,6 +299,7 @@ ad.primitive_jvps[jvp_p] = _jvp_jvp
 ad.primitive_transposes[jvp_p] = _jvp_transpose
 pe.custom_partial_eval_rules[jvp_p] = _jvp_partial
 pe.partial_eval_jaxpr_custom_rules[jvp_p] = _jvp_partial_in_checkpoint
+pe.dce_rules[program_p] = _program_without
 pe.dce_rules[jvp_p] = _jvp_without
 jet.jet_rules[jvp_p] = _jvp_jet
 

@@ -130,16 +130,18 @@ class Passes:
         self._reverse_only = False
         self._forwards: dict[int, capture.Captured] = {}
         self._told: list[str] = []
+        # Rules are looked at before any pass is traced: a trace that fails takes from JAX's batched rules
+        # what passes made before find in them.
+        why = primal.rules.mixing(1) if self._split is not None and primal.rules is not None else ""
         if self._split is not None and not self._same_residuals(self._split.sizes):
             self._split = None  # the passes are those of the whole batch
         # Where something runs once, a pass is proved for itself: also where only a derivative asks for it.
         self._proved_alone = self._split is not None and self._split.resolved.joining is not None
-        if self._split is not None and primal.rules is not None:
-            if why := primal.rules.mixing(1):
-                self._told.append(why)
-                self._proved_alone = True
-                if not self._split.joins.allowed:
-                    self._split = None
+        if self._split is not None and why:
+            self._told.append(why)
+            self._proved_alone = True
+            if not self._split.joins.allowed:
+                self._split = None
 
     def jvp(self) -> Pass:
         """The inputs and the tangents of ``wanted`` to the results and the tangents of ``moving``."""

@@ -241,6 +241,20 @@ class ScheduledProgram:
             found = self._batched[key] = self._like(ScheduledProgram(*made)), out_dims
         return found
 
+    def unread(self) -> list[int]:
+        """Positions of inputs that no operator reads and that are no results; of a split nobody asks."""
+        if self.split is not None or self._takes is not None:
+            return []
+        graph = self.whole.graph
+        read = {*graph.outputs, *(view.input for view in graph.views)}
+        read.update(*(op.inputs for op in graph.ops))
+        read.update(
+            out
+            for out, is_value in zip(self.whole.outputs, self.whole.output_is_value, strict=True)
+            if is_value
+        )
+        return [i for i, value in enumerate(graph.inputs) if value not in read]
+
     def depends(self) -> list[frozenset[int]]:
         """For each flat output the positions of the inputs that it depends on."""
         positions = [frozenset([i]) for i in range(len(self.in_avals))]

@@ -140,6 +140,8 @@ class NativeEntry:
         told = []
         if self.is_original:
             told = ["this is the original program: all calls but the first run the original itself"]
+            if self.kind == "forward":
+                told[0] += ", once the backward was planned, too"
         if self.compiler is not None:
             told = [
                 f"{compiled} of {operators} operators are compiled by {self.compiler.name}, as "

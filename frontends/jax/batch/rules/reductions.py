@@ -7,7 +7,16 @@ from typing import Any
 
 from dynaflow_xla.batch.algebra import common_power, homogeneous, linear, nonlinear, product
 from dynaflow_xla.batch.axes import contraction, summed, without
-from dynaflow_xla.batch.states import NoRule, Partial, Refuse, Same, State, batch_axis, scaled
+from dynaflow_xla.batch.states import (
+    NoRule,
+    Partial,
+    Refuse,
+    Rows,
+    Same,
+    State,
+    batch_axis,
+    scaled,
+)
 from dynaflow_xla.frontends.jax.batch.rules.walk import Site, rule
 
 
@@ -57,6 +66,15 @@ def _plain_window(site: Site, axis: int) -> bool:
     )
 
 
+def _has_the_same_rows(site: Site) -> None:
+    """What is placed has the rows of what chooses the places: JAX does not look at that when it traces."""
+    for axis in {batch_axis(s) for s in site.ins[:2]}:
+        if axis is not None and any(
+            site.shape(0, t)[axis] != site.shape(1, t)[axis] for t in site.traces()
+        ):
+            raise Refuse("places all rows of one operand where a nano-batch of the other chooses")
+
+
 @rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window",
       "select_and_scatter", "select_and_scatter_add", "select_and_gather_add")  # fmt: skip
 def _window(site: Site) -> State:
@@ -67,6 +85,8 @@ def _window(site: Site) -> State:
         axis = batch_axis(state)
         if axis is not None and not _plain_window(site, axis):
             raise Refuse("slides a window along the batch")
+    if site.name.startswith("select_and_scatter"):
+        _has_the_same_rows(site)
     if site.name == "reduce_window_sum":
         return linear(site.ins)
     if site.name in ("reduce_window_max", "reduce_window_min"):
@@ -132,8 +152,31 @@ def _dot_general(site: Site) -> State:
     return contraction(site.ins[0], site.ins[1], (places[0], places[1]), site.origin)
 
 
+def _own_weights(site: Site) -> State | None:
+    """Rows of which each has weights of its own: its groups, as ``vmap`` of a convolution has it."""
+    x, w = site.ins
+    numbers = site.params["dimension_numbers"]
+    counts = [(e.params["feature_group_count"], e.params["batch_group_count"]) for e in site.eqns]
+    # Are groups of features (0), or of the operand's batch (1)?
+    side = 0 if counts[0][0] > 1 else 1
+    if (
+        not (isinstance(x, Rows) and isinstance(w, Rows) and x.outer == w.outer == 1)
+        or (x.axis, w.axis) != (numbers.lhs_spec[1 - side], numbers.rhs_spec[0])
+        or any(c[1 - side] != 1 for c in counts)
+        # Groups lie in order, as many for each row in every trace.
+        or any(c[side] * site.sizes[0] != counts[0][side] * n
+               for c, n in zip(counts, site.sizes, strict=True))
+        or counts[0][side] % site.sizes[0]
+    ):  # fmt: skip
+        return None
+    site.same_params("feature_group_count", "batch_group_count", "lhs_shape", "rhs_shape")
+    return Rows(numbers.out_spec[1], 1, w.inner, x.power + w.power)
+
+
 @rule("conv_general_dilated")
 def _conv(site: Site) -> State:
+    if (made := _own_weights(site)) is not None:
+        return made
     site.same_params("lhs_shape", "rhs_shape")
     numbers = site.params["dimension_numbers"]
     groups = site.params["feature_group_count"], site.params["batch_group_count"]

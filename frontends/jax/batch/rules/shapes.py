@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dynaflow_xla.batch.algebra import linear, nonlinear
-from dynaflow_xla.batch.axes import concatenated, reshaped, runs
+from dynaflow_xla.batch.axes import concatenated, leads_to, reshaped, runs
 from dynaflow_xla.batch.states import (
     POSITION,
     NoRule,
@@ -63,8 +63,8 @@ def _broadcast(site: Site) -> State:
 def _reshape(site: Site) -> State:
     site.same_params("new_sizes", "sharding")
     state = site.ins[0]
-    if len(site.ins) != 1 or site.params.get("dimensions") is not None and site.name == "reshape":
-        raise NoRule("is a reshape with a dynamic shape or a transposition")
+    if len(site.ins) != 1:
+        raise NoRule("is a reshape with a dynamic shape")
     if isinstance(state, Same | Partial):
         return state
     if isinstance(state, Position):
@@ -74,11 +74,17 @@ def _reshape(site: Site) -> State:
     else:
         rows = state
     assert isinstance(rows, Rows)
-    found = {reshaped(rows, site.shape(0, t), site.out_shape(0, t), n)
-             for t, n in enumerate(site.sizes)}  # fmt: skip
-    if len(found) != 1:
+    order = list(range(len(site.shape(0))))
+    if site.name == "reshape" and site.params.get("dimensions") is not None:
+        # It transposes first, as vmap of a convolution asks for it.
+        order = list(site.params["dimensions"])
+        rows = replace(rows, axis=order.index(rows.axis))
+    old = [[site.shape(0, t)[d] for d in order] for t in site.traces()]
+    made = reshaped(rows, old[0], site.out_shape(), site.sizes[0])
+    if not all(
+        leads_to(made, rows, old[t], site.out_shape(0, t), n) for t, n in enumerate(site.sizes)
+    ):
         raise Refuse("reshapes in a way that depends on the batch size")
-    made = found.pop()
     if isinstance(state, Position):
         if made.outer != 1 or made.inner != 1:
             raise Refuse(POSITION)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.ode import odeint
 
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.jax.batch.own_rules import OwnRules
@@ -491,3 +492,19 @@ def test_arrays_of_rules_where_nobody_reads_tangents(
 
     axes = {} if isinstance(strategy, dfx.Branches) else {"in_axes": (0, None)}
     assert_same(of(f)(x, w), of(dfx.schedule(f, strategy, **axes))(x, w))
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (0, 1)], ids=str)
+def test_rules_that_cannot_be_followed_in_what_they_close_over(
+    wanted: Any, assert_same: Any
+) -> None:
+    """``odeint`` mapped over rows: its rule raises for the times, which nobody asks for here."""
+    f = jax.vmap(
+        lambda x, w: odeint(lambda y, t: -y * t * w, x, jnp.linspace(0, 1, 3)), in_axes=(0, None)
+    )
+    fast = dfx.schedule(f, dfx.NanoBatch([2, 1]), in_axes=(0, None))
+    x, w = jnp.arange(9.0).reshape(3, 3), jnp.asarray(0.7)
+    for _ in range(2):
+        got = jax.grad(total(fast), wanted)(x, w)
+        want = jax.grad(total(f), wanted)(x, w)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), want, got)

@@ -303,6 +303,14 @@ MODELS: dict[str, tuple[Any, ...]] = {
         jax.grad(lambda p, x: (moe(p, x) ** 2).mean()), (MOE, X), (None, 0), dfx.Mean()
     ),
     "grads by row": (jax.vmap(jax.grad(lambda r: (r**3).sum())), (X,), (0,)),
+    "grads of conv by row": (
+        jax.vmap(jax.grad(lambda w, x: pixel_loss(w, x[None])), (None, 0)),
+        (KERNEL, IMAGES), (None, 0),
+    ),
+    "grads of conv, weights by row": (
+        jax.vmap(jax.grad(lambda w, x: pixel_loss(w, x[None]), (0, 1))),
+        (jnp.stack([KERNEL * (1 + i) for i in range(len(IMAGES))]), IMAGES), (0, 0),
+    ),
     "sgd step on a mean": (
         lambda p, x, y: jax.tree.map(
             lambda a, g: a - 0.1 * g, p, jax.grad(mean_loss)(p, x, y)
@@ -324,6 +332,13 @@ def test_even_split_needs_one_trace() -> None:
 
 def test_nano_batch_of_one_row() -> None:
     check(mlp, (MLP, X), (None, 0), sizes=(1, 4))
+
+
+def test_nano_batch_of_one_row_that_other_axes_could_hold() -> None:
+    def columns(x: Any) -> Any:  # [D, 1, B] becomes [D, B]
+        return lax.reshape(x.T[:, None], (D, x.shape[0]))
+
+    check(columns, (X,), (0,), 1, sizes=(1, 4))
 
 
 # -- programs that mix the batch ---------------------------------------------------------------------
@@ -408,6 +423,13 @@ TRICKS: dict[str, tuple[Any, ...]] = {
     "window": (
         lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 1), (1, 1), "SAME"),
         "reduce_window_max",
+    ),
+    "all rows placed by those of a nano-batch": (
+        lambda x: _compat.primitive("select_and_scatter_add").bind(
+            jnp.arange(BATCH * float(D)).reshape(BATCH, D), x, select_prim=lax.ge_p,
+            window_dimensions=(1, 1), window_strides=(1, 1), padding=((0, 0), (0, 0)),
+        ),
+        "select_and_scatter_add",
     ),
     "diagonal": (lambda x: x[jnp.arange(len(x)), jnp.arange(len(x))], "gather"),
     "other row": (lambda x: x[(jnp.arange(len(x)) + 1) % len(x), jnp.zeros(len(x), int)], None),

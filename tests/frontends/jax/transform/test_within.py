@@ -200,3 +200,39 @@ def nested_flat(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return f(x)
 
     return flat
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "branches"])
+def test_arguments_that_nothing_reads_stay_where_they_are_as_with_jit(strategy: str) -> None:
+    def f(used: Any, x: Any) -> tuple[Any, Any, Any]:
+        return jnp.sort(used["a"]) + jnp.sort(x), used["as it is"], 2
+
+    jitted = jax.jit(f)
+    fast = dfx.schedule(jitted, strategy=strategy)
+    rng = np.random.default_rng(0)
+    a, x, back = (rng.normal(size=4096).astype(np.float32) for _ in range(3))
+    key, aside = jax.random.key(0), np.ones((3, 5), np.float32)
+    given = {"a": a, "as it is": back, "unread": aside, "key": key}, x
+
+    def arguments(made: Any) -> int:
+        head = next(line for line in made.lower(*given).as_text().split("\n") if "@main(" in line)
+        return str(head).count("%arg")
+
+    assert arguments(fast) <= arguments(jitted) + 1  # the key has no literal
+    jax.tree.map(np.testing.assert_array_equal, fast(*given), jitted(*given))
+
+    def loss(fn: Any, w: Any, x: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            return jax.checkpoint(lambda c: fn({**given[0], "a": c, "unread": w}, row)[0])(carry), 0
+
+        return (lax.scan(step, w[0] * 2, x)[0] ** 2).sum()
+
+    w, rows = rng.normal(size=(2, 8)).astype(np.float32), rng.normal(size=(3, 8)).astype(np.float32)
+    for transform in (jax.grad, lambda g: jax.vmap(g, (None, 0))):
+        got, want = (
+            jax.jit(transform(partial(loss, fn)))(
+                w, rows if transform is jax.grad else rows[:, None]
+            )
+            for fn in (fast, jitted)
+        )
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
