@@ -116,3 +116,21 @@ def comparisons(size: int, length: int) -> float:
 def fourier(size: int, length: int) -> float:
     """Operations of a fast Fourier transform over so many elements."""
     return 5.0 * size * max(1.0, math.log2(max(length, 2)))
+
+
+_PRIME, _OF_PRIMES = 100, 8.0
+
+
+def of_primes(lengths: Iterable[int]) -> float:
+    """How many times as long transforms of such lengths take: large prime factors make them longer."""
+    return _OF_PRIMES if max(map(_greatest_prime, lengths), default=1) > _PRIME else 1.0
+
+
+def _greatest_prime(n: int) -> int:
+    factor, greatest = 2, 1
+    while factor * factor <= n:
+        if n % factor:
+            factor += 1
+        else:
+            n, greatest = n // factor, factor
+    return max(n, greatest)

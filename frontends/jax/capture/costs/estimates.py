@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla import machine
-from dynaflow_xla.frontends.jax.capture.costs import sharing
+from dynaflow_xla.frontends.jax.capture.costs import products, sharing
 from dynaflow_xla.frontends.jax.capture.costs.fused import PRODUCTS, Applied
 from dynaflow_xla.frontends.jax.capture.costs.kinds import FREE, TRANSCENDENTAL
 from dynaflow_xla.frontends.jax.capture.costs.parts import applied, as_parts
@@ -23,16 +23,7 @@ from dynaflow_xla.ir import lapack, work
 from dynaflow_xla.ir.work import Spread, Work
 
 # Fitted to XLA:CPU of jaxlib 0.10 on one core of a 2024 server processor with AVX-512.
-GEMM_FLOPS_PER_NS = 220.0
-GEMM_LAID_OUT_NS = 0.2
-"""Of products of several matrices: an element of a factor in which these do not lie one after another (heads
-of an attention). XLA copies it first."""
-CONV_FLOPS_PER_NS = 180.0
-CONV_KERNEL_GRADIENT = 0.45  # of that rate: a window as large as the image
-CONV_GATHER_NS = 8.5
-"""Of Eigen's convolutions: what it takes to collect one row of a window, however few elements it has."""
-CONV_3D = 0.2  # XLA:CPU has a library's convolution for one and two spatial dimensions
-CONV_GROUPED_1D = 0.1
+_PRODUCTS = frozenset(["dot_general", "ragged_dot", "ragged_dot_general"])
 FFT_FLOPS_PER_NS = 38.0
 BYTES_PER_NS = 50.0  # operators mostly read what is in a cache, or fused into them
 SORT_NS, SORT_MORE_NS = 11.0, 2.0  # a comparison with its moves; for each further operand
@@ -49,6 +40,16 @@ HANDED_OVER_FLOPS = 1000.0
 """XLA:CPU runs programs with less on the caller's thread, and hands others to a thread of its own."""
 
 ONE_CORE = frozenset("sort top_k approx_top_k custom_call".split())
+
+RANDOM_NS = {
+    "random_bits": 3.0,
+    "threefry2x32": 3.0,
+    "rng_bit_generator": 14.0,
+    "random_gamma": 220.0,
+}
+"""An element that is drawn; of a gamma distribution by rejections, one element after the other."""
+
+TRIDIAGONAL_NS = 16.0  # a row of such a system
 
 CUMULATIVE_NS = {"cumsum": 4.5, "cumprod": 5.0, "cummax": 9.0, "cummin": 9.0, "cumlogsumexp": 320.0}
 """An element, along rows. XLA makes them of windows of 16 elements, in three passes."""
@@ -111,11 +112,22 @@ def _called(eqn: Any) -> Any:
     """The jaxpr of a call that is looked through as if it was written in its place; None for others."""
     if eqn.primitive.name in ("scan", "while", "cond"):
         return None
+    if eqn.primitive.name == "custom_linear_solve":
+        return eqn.params["jaxprs"].solve.jaxpr
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         inner = getattr(eqn.params.get(key), "jaxpr", eqn.params.get(key))
         if hasattr(inner, "eqns"):
             return inner
     return None
+
+
+def _of_called(eqn: Any, reads: list[Hashable]) -> list[Hashable]:
+    """What of a call's operands its jaxpr takes."""
+    if eqn.primitive.name != "custom_linear_solve":
+        return reads
+    counts = eqn.params["const_lengths"]  # what its four functions close over, one after the other
+    first = counts.matvec + counts.vecmat
+    return reads[first : first + counts.solve] + reads[sum(counts) :]
 
 
 def _steps(
@@ -137,7 +149,7 @@ def _steps(
     for eqn in jaxpr.eqns:
         reads = [read(atom) for atom in eqn.invars]
         if (inner := _called(eqn)) is not None:
-            more, results = _steps(inner, reads)
+            more, results = _steps(inner, _of_called(eqn, reads))
             made += more
             value.update(zip(eqn.outvars, results, strict=False))
             continue
@@ -214,6 +226,8 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         vector = not _of_matrices(eqn, params)
         forked = not vector and sharing.of_product(eqn.invars[0].aval, eqn.invars[1].aval, params)
         shares = vector or forked
+    elif name in _PRODUCTS:
+        kind, shares = "products", True
     elif name == "conv_general_dilated":
         kind = "convolutions"
         image, kernel = (v.aval for v in eqn.invars[:2])
@@ -258,7 +272,7 @@ def _scalar_ns(name: str, outs: Sequence[Any]) -> float | None:
         return ns if ns >= _WITHOUT_VECTORS_NS else None
     if jnp.issubdtype(dtype, jnp.integer):
         return 0.8  # most are divided by a constant, which the compiler makes a product of
-    return 4.0 if name == "rem" else None
+    return 12.0 if name == "rem" else None
 
 
 _IN_VAIN = {
@@ -373,29 +387,6 @@ _VECTORS = ("compute_uv", "compute_left_eigenvectors", "compute_right_eigenvecto
 """Parameters that say whether a decomposition has more than values."""
 
 
-def _convolution(ins: Any, out: Any, params: dict[str, Any]) -> tuple[float, float]:
-    """(flops, nanoseconds on one core). XLA:CPU computes a grouped convolution as a dense one."""
-    numbers = params["dimension_numbers"]
-    kernel = ins[1].shape
-    flops = 2.0 * _size(out) * math.prod(kernel) / max(kernel[numbers.rhs_spec[0]], 1)
-    groups = int(params.get("feature_group_count", 1)) * int(params.get("batch_group_count", 1))
-    rate = CONV_FLOPS_PER_NS
-    spatial = len(kernel) - 2
-    if spatial > 2:
-        rate *= CONV_3D
-    elif groups > 1 and spatial < 2:
-        rate *= CONV_GROUPED_1D
-    window = math.prod(kernel[d] for d in numbers.rhs_spec[2:])
-    image = math.prod(out.shape[d] for d in numbers.out_spec[2:])
-    gathered = 0.0
-    if window > image:
-        rate *= CONV_KERNEL_GRADIENT
-    elif groups == 1 and window > 1 and not sharing.is_of_ynnpack(ins[0], ins[1], params):
-        rows = image * window / kernel[numbers.rhs_spec[-1]]
-        gathered = CONV_GATHER_NS * out.shape[numbers.out_spec[0]] * rows
-    return flops, flops * groups / rate + gathered
-
-
 def _by_element(name: str, params: dict[str, Any]) -> bool:
     """Whether indices of a gather or scatter name single elements, not rows; rows if that is not known."""
     if name == "gather":
@@ -413,17 +404,11 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     memory_ns = moved / BYTES_PER_NS
     if name in FREE:
         return Work()
-    if name == "dot_general":
-        (lhs_contract, _), batches = params["dimension_numbers"]
-        k = math.prod(ins[0].shape[d] for d in lhs_contract)
-        flops = 2.0 * out_size * k
-        apart = [
-            _size(x) for x, dims in zip(ins, batches, strict=True) if not sharing.come_first(dims)
-        ]
-        ns = max(flops / GEMM_FLOPS_PER_NS, memory_ns) + GEMM_LAID_OUT_NS * sum(apart)
-        return Work(flops, moved, ns + OP_OVERHEAD_NS)
+    if name in _PRODUCTS:
+        flops, cost = products.product(ins, outs[0], params)
+        return Work(flops, moved, max(cost, memory_ns) + OP_OVERHEAD_NS)
     if name == "conv_general_dilated":
-        flops, cost = _convolution(ins, outs[0], params)
+        flops, cost = products.convolution(ins, outs[0], params)
         return Work(flops, moved, max(cost, memory_ns) + OP_OVERHEAD_NS)
     if name in lapack.FACTORIZATIONS and ins and len(ins[0].shape) >= 2:
         columns = None
@@ -446,12 +431,15 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
         found = in_size / max(width, 1) * kept * (1.0 + math.log(max(width / kept, 1.0)))
         return Work(float(in_size), moved, 1.2 * in_size + TOP_NS * found + OP_OVERHEAD_NS)
     if name == "fft":
-        flops = work.fourier(in_size, math.prod(params["fft_lengths"]))
+        lengths = params["fft_lengths"]
+        flops = work.fourier(in_size, math.prod(lengths)) * work.of_primes(lengths)
         if not jnp.issubdtype(ins[0].dtype, jnp.complexfloating):
             flops /= 2
         return Work(flops, moved, flops / FFT_FLOPS_PER_NS + 1000.0)
-    if name in ("random_bits", "threefry2x32"):
-        return Work(20.0 * out_size, moved, 3.0 * out_size + OP_OVERHEAD_NS)
+    if name in RANDOM_NS:
+        return Work(20.0 * out_size, moved, RANDOM_NS[name] * out_size + OP_OVERHEAD_NS)
+    if name == "tridiagonal_solve":
+        return Work(10.0 * out_size, moved, TRIDIAGONAL_NS * out_size + OP_OVERHEAD_NS)
     if name == "gather" or name.startswith("scatter"):
         moving = out_size if name == "gather" else _size(ins[-1])
         each = INDEXED_NS if _by_element(name, params) else INDEXED_ROWS_NS

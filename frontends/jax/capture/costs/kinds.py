@@ -8,7 +8,8 @@ TRANSCENDENTAL = {
     "sqrt": 0.15, "rsqrt": 0.4, "cbrt": 15.0, "atan2": 12.0, "asin": 14.0, "acos": 23.0, "atan": 12.0,
     "sinh": 2.2, "cosh": 0.8, "asinh": 2.2, "acosh": 1.9, "atanh": 2.2, "lgamma": 12.0,
     "digamma": 12.0, "bessel_i0e": 1.9, "bessel_i1e": 1.9, "igamma": 100.0,
-    "igammac": 100.0, "igamma_grad_a": 100.0, "regularized_incomplete_beta": 100.0,
+    "igammac": 100.0, "igamma_grad_a": 100.0, "regularized_incomplete_beta": 200.0,
+    "zeta": 55.0, "polygamma": 60.0,
 }  # fmt: skip
 """Nanoseconds for a float32. XLA has polynomials of its own for some, and calls the C library for others."""
 
@@ -23,7 +24,9 @@ GENERATORS = frozenset(
 )
 """Element-wise and shape operators that XLA fuses into their reader, if all they read is generated."""
 
-_LOOPS_OF_THEIR_OWN = ("igammac", "igamma_grad_a", "regularized_incomplete_beta")
+_LOOPS_OF_THEIR_OWN = (
+    "igammac", "igamma_grad_a", "regularized_incomplete_beta", "zeta", "polygamma",
+)  # fmt: skip
 
 ELEMENTWISE = GENERATORS.union(
     TRANSCENDENTAL.keys() - set(_LOOPS_OF_THEIR_OWN),

@@ -30,16 +30,20 @@ _OF_INPUT = {
     "_native_batch_norm_legit": 2.0, "_native_batch_norm_legit_functional": 2.0,
     "_batch_norm_with_update": 2.0, "_batch_norm_with_update_functional": 2.0,
     "_native_batch_norm_legit_no_training": 0.2, "_batch_norm_no_update": 0.2,
-    "_adaptive_avg_pool2d": 0.8, "avg_pool2d": 2.0,
-    "max_pool2d_with_indices": 5.3, "scatter": 0.7, "scatter_add": 0.8, "scatter_reduce": 1.0,
+    "_adaptive_avg_pool2d": 0.8, "scatter": 0.7, "scatter_add": 0.8, "scatter_reduce": 1.0,
     "index_add": 0.35,
     "index_put": 0.6, "_unsafe_index_put": 0.6, "index_reduce": 1.0, "embedding_dense_backward": 0.35,
+    "polygamma": 7.0, "igamma": 45.0, "igammac": 70.0, "special_zeta": 140.0, "i0": 25.0, "special_i0e": 18.0,
+    "special_i1": 10.0, "special_i1e": 2.0, "special_bessel_j0": 3.2, "special_bessel_j1": 3.2,
+    "special_bessel_y0": 6.0, "special_bessel_y1": 6.0, "special_erfcx": 16.0, "special_ndtri": 4.0,
+    "special_entr": 3.0, "histc": 5.0, "gcd": 12.0, "lcm": 14.0, "log_sigmoid_forward": 1.3,
 }  # fmt: skip
 """By elements of the largest input."""
 
 _OF_RESULT = {
     "eq": 0.5, "ne": 0.5, "lt": 0.5, "le": 0.5, "gt": 0.5, "ge": 0.5, "where": 0.8, "masked_fill": 0.8,
     "embedding": 0.1, "index_select": 0.1, "index": 0.7, "_unsafe_index": 0.7, "gather": 0.6, "take": 1.9,
+    "upsample_bicubic2d": 11.0,
     "index_copy": 0.6, "index_fill": 0.6,
     "upsample_nearest2d": 3.3, "upsample_bilinear2d": 3.4, "im2col": 1.4, "grid_sampler_2d": 1.6,
 }  # fmt: skip
@@ -47,17 +51,30 @@ _OF_RESULT = {
 
 RANDOM = {
     "rand": 3.0, "rand_like": 3.0, "randint": 3.0, "randint_like": 3.0, "randperm": 3.0, "uniform": 3.0,
-    "uniform_": 3.0, "multinomial": 3.0, "exponential": 3.0, "randn": 3.4, "randn_like": 3.4, "normal": 3.4,
+    "uniform_": 3.0, "multinomial": 30.0, "exponential": 15.0, "randn": 3.4, "randn_like": 3.4, "normal": 3.4,
     "normal_": 3.4, "normal_functional": 3.4, "log_normal": 3.4, "cauchy": 3.4, "geometric": 3.4,
     "bernoulli": 12.0, "bernoulli_": 12.0, "native_dropout": 3.3,
+    "poisson": 28.0, "_standard_gamma": 50.0, "_sample_dirichlet": 55.0,
 }  # fmt: skip
-"""By elements of the result; one generator, so one core."""
+"""By elements of the result, or of what it is drawn from; one generator, so one core."""
+
+_POOLS = {
+    "max_pool2d_with_indices": (12.5, 1.75), "avg_pool2d": (8.0, 0.5),
+    "max_pool3d_with_indices": (12.5, 1.75), "avg_pool3d": (8.0, 0.5),
+}  # fmt: skip
+"""An element of the result, and an element of its window."""
+_DIVISIONS = frozenset("div floor_divide remainder fmod".split())
+_INTEGERS_DIVIDED = 3.5
+_OF_COMPLEX = {"abs": 4.0, "div": 3.5, "angle": 10.0}
+_COMPLEX_FUNCTION = 35.0  # the C++ library's, one after the other
+_INTERLEAVED = 3.5  # an element of a stack along the innermost axis
 
 _SMALL_POWERS = (1, 2, 3, -1, -2)
 _POWER, _ROOT, _PLAIN = 2.5, 0.45, 0.1
 _TRANSPOSED, _PERMUTED = 0.8, 0.16
-_SEARCHED = 1.7  # a step of a binary search
-_DISTANCE = 0.03  # of two points along one dimension
+_SEARCHED = 3.0  # a step of a binary search
+_DISTANCES = {2.0: 0.03, 1.0: 0.5, math.inf: 0.5}  # of two points along one dimension, by the power
+_OTHER_DISTANCE = 8.0
 
 
 def nanoseconds(
@@ -78,6 +95,13 @@ def nanoseconds(
         in_size: Elements of the largest input.
         out_size: Elements of all results.
     """
+    if ins and ins[0].is_complex() and (name in _OF_COMPLEX or name in _OF_INPUT or name == "pow"):
+        return _OF_COMPLEX.get(name, _COMPLEX_FUNCTION) * in_size
+    if name in _DIVISIONS and not (outs[0].is_floating_point() or outs[0].is_complex()):
+        return _INTEGERS_DIVIDED * out_size
+    if name in _POOLS and ins:
+        each, of_window = _POOLS[name]
+        return (each + of_window * _window(name, args)) * math.prod(shape_of(outs[0]))
     if name in _OF_INPUT:
         return _OF_INPUT[name] * in_size
     if name in _OF_RESULT:
@@ -90,8 +114,18 @@ def nanoseconds(
         searched = shape_of(ins[0] if name == "searchsorted" else ins[-1])
         return _SEARCHED * out_size * math.log2(max(2, *searched[-1:]))
     if name == "_cdist_forward" and ins:
-        return _DISTANCE * out_size * hint(ins[0].shape[-1])
+        each = _DISTANCES.get(args[2], _OTHER_DISTANCE) if len(args) > 2 else _DISTANCES[2.0]
+        return each * out_size * hint(ins[0].shape[-1])
+    if name == "stack" and outs[0].ndim and len(args) > 1 and args[1] in (-1, outs[0].ndim - 1):
+        return _INTERLEAVED * out_size
     return _PLAIN * max(out_size, in_size)
+
+
+def _window(name: str, args: Sequence[Any]) -> int:
+    """Elements of a window that is pooled."""
+    given = args[1] if len(args) > 1 else 1
+    sizes = [hint(n) for n in (given if isinstance(given, (list, tuple)) else (given,))]
+    return math.prod(sizes) ** ((3 if "3d" in name else 2) if len(sizes) == 1 else 1)
 
 
 def _power(args: Sequence[Any]) -> float:

@@ -25,6 +25,16 @@ GEMM_FLOPS_PER_NS = 95.0
 CONV_FLOPS_PER_NS = 50.0
 ATTENTION_FLOPS_PER_NS = 55.0
 FFT_FLOPS_PER_NS = 30.0
+_OTHER_TYPES = {
+    torch.float64: 2.0, torch.complex64: 4.0, torch.complex128: 8.0, torch.int8: 2.6, torch.uint8: 2.6,
+    torch.int16: 2.6, torch.int32: 5.5, torch.int64: 8.0,
+}  # fmt: skip
+"""How many times as long as float32 products and convolutions of these take."""
+CONV_3D, CONV_GROUPED_NS = 3.0, 3.0
+"""How many times as long with three dimensions; what an element of a grouped one's result takes beside."""
+_TRILINEAR_NS = 0.035  # a product of three
+_UNCOUNTED = {"_euclidean_dist": 1.5, "_int_mm": 0.1}
+"""Products that PyTorch's registry leaves out: what an element of the result takes beside."""
 BYTES_PER_NS, CACHED_BYTES_PER_NS = 40.0, 80.0
 CACHED_BYTES = 4 << 20
 """So much is in a cache when it is moved."""
@@ -41,7 +51,7 @@ _FACTORIZATIONS = {
     "linalg_eig": "eig", "_linalg_eigvals": "eigvals", "_linalg_svd": "svd",
     "linalg_inv_ex": "inverse", "linalg_solve_triangular": "triangular_solve",
     "triangular_solve": "triangular_solve", "linalg_ldl_factor_ex": "ldl",
-    "linalg_matrix_exp": "exponential", "cholesky_solve": "cholesky_solve",
+    "linalg_matrix_exp": "exponential", "cholesky_solve": "cholesky_solve", "linalg_pinv": "svd",
 }  # fmt: skip
 _SOLUTIONS = {"linalg_solve_triangular": 0, "triangular_solve": 1, "cholesky_solve": 1}
 """Solutions by a matrix that is decomposed already, and which argument that is."""
@@ -150,7 +160,7 @@ def _kind(
         return "convolutions"
     if getattr(target, "overloadpacket", None) in flop_registry or _is_attention(name):
         return "products"
-    if name in _RECURRENT:
+    if name in _RECURRENT or name in _UNCOUNTED or name == "_trilinear":
         return "products"
     if name in _FACTORIZATIONS or name in elements.RANDOM or "bernoulli" in name:
         return "serial"
@@ -261,6 +271,20 @@ def _factorization(
     return lapack.flops(kind, shape, columns), ns
 
 
+def _convolution_ns(flops: float, args: Any, outs: list[torch.Tensor]) -> float:
+    """What a convolution takes; ``args`` as of ``aten.convolution`` or its backward."""
+    ns = flops / CONV_FLOPS_PER_NS * _OTHER_TYPES.get(outs[0].dtype, 1.0)
+    if outs[0].ndim > 4:
+        ns *= CONV_3D
+    groups = max((hint(a) for a in args[-2:] if _is_count(a)), default=1)
+    grouped = CONV_GROUPED_NS * math.prod(shape_of(outs[0])) if groups > 1 else 0.0
+    return ns + grouped
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
 def _work(
     name: str,
     target: Any,
@@ -276,8 +300,10 @@ def _work(
     formula = flop_registry.get(getattr(target, "overloadpacket", None))
     if formula is not None:
         flops = float(formula(*_concrete(args), **_concrete(kwargs), out_val=_concrete(out)))
-        rate = CONV_FLOPS_PER_NS if "conv" in name else GEMM_FLOPS_PER_NS
-        return flops, flops / (ATTENTION_FLOPS_PER_NS if _is_attention(name) else rate)
+        if "conv" in name:
+            return flops, _convolution_ns(flops, args, outs)
+        rate = ATTENTION_FLOPS_PER_NS if _is_attention(name) else GEMM_FLOPS_PER_NS
+        return flops, flops / rate * _OTHER_TYPES.get(outs[0].dtype, 1.0)
     if _is_attention(name) and len(ins) > 2 and ins[1].ndim >= 2:
         flops = _attention_flops(ins, "backward" in name)
         return flops, flops / ATTENTION_FLOPS_PER_NS
@@ -298,11 +324,18 @@ def _work(
     if name in _SELECTIONS and ins:
         rows = in_size // _row(name, args, shape_of(ins[0]))
         return float(in_size), 1.2 * in_size + _ROW_NS * rows
+    if name in _UNCOUNTED and len(ins) > 1:
+        flops = 2.0 * out_size * shape_of(ins[0])[-1]
+        return flops, flops / GEMM_FLOPS_PER_NS + _UNCOUNTED[name] * out_size
+    if name == "_trilinear" and len(ins) > 1:
+        flops = 2.0 * math.prod(shape_of(ins[1])) * shape_of(ins[0])[0]
+        return flops, flops * _TRILINEAR_NS
     if name.startswith("_fft"):
-        length = math.prod(shape_of(ins[0])[d] for d in args[1]) if ins else 1
-        flops = work.fourier(in_size, length)
+        lengths = [shape_of(ins[0])[d] for d in args[1]] if ins else [1]
+        flops = work.fourier(in_size, math.prod(lengths)) * work.of_primes(lengths)
         return flops, flops / FFT_FLOPS_PER_NS + 1_000.0
     if name in elements.RANDOM:
-        return 20.0 * out_size, elements.RANDOM[name] * out_size
+        drawn = max(out_size, in_size)
+        return 20.0 * drawn, elements.RANDOM[name] * drawn
     flops = float(max(out_size, in_size))
     return flops, elements.nanoseconds(name, args, ins, outs, in_size, out_size)

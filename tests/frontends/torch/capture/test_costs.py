@@ -79,6 +79,10 @@ def test_a_transform_costs_by_its_length() -> None:
     x = torch.randn(64, 64, dtype=torch.complex64)
     row, plane = (work(aten._fft_c2c.default, x, axes, 0, True).flops for axes in ([1], [0, 1]))
     assert plane == 2 * row
+    even, prime = (
+        work(aten._fft_r2c.default, torch.randn(n), [0], 0, True).ns for n in (16384, 16381)
+    )
+    assert prime > 3 * even
 
 
 def test_short_rows_of_a_selection_cost_more() -> None:
@@ -142,6 +146,78 @@ def test_solutions_of_several_matrices() -> None:
         left=False,
     )
     assert right.flops == pytest.approx(one.flops)
+
+
+def test_products_of_other_types() -> None:
+    """256 rows: float32 0.5 ms, float64 1.0, complex64 3.1, int8 1.3, int32 2.8, int64 4.1."""
+
+    def ns(dtype: Any) -> float:
+        x = torch.ones(256, 256, dtype=dtype)
+        return work(aten.mm.default, x, x).ns
+
+    plain = ns(torch.float32)
+    assert ns(torch.bfloat16) == pytest.approx(plain)
+    for dtype, longer in (
+        (torch.float64, 2),
+        (torch.complex64, 4),
+        (torch.int8, 2.6),
+        (torch.int64, 8),
+    ):
+        assert ns(dtype) == pytest.approx(longer * plain, rel=0.1)
+
+
+def test_convolutions_by_channel_take_more_than_they_compute() -> None:
+    """4 images of 64 x 64 with 8 channels, 3 x 3: 0.9 ms each, by channel or with all."""
+    x = torch.randn(4, 8, 64, 64)
+
+    def made(groups: int) -> Any:
+        w = torch.randn(8, 8 // groups, 3, 3)
+        ones, none = [1, 1], [0, 0]
+        return work(aten.convolution.default, x, w, None, ones, ones, ones, False, none, groups)
+
+    assert made(8).flops == made(1).flops / 8
+    assert 0.5 < made(8).ns / made(1).ns < 2
+
+
+def test_pools_cost_by_their_windows() -> None:
+    x = torch.randn(4, 8, 64, 64)
+    small, wide, wider = (
+        work(aten.max_pool2d_with_indices.default, x, size, step, pad).ns
+        for size, step, pad in (([2, 2], [2, 2], 0), ([3], [1, 1], 1), ([5, 5], [1, 1], 2))
+    )
+    assert 3 < wide / small < 8 and 1.5 < wider / wide < 3
+    mean = work(aten.avg_pool2d.default, x, [3, 3], [1, 1], 1).ns
+    assert mean < wide
+
+
+def test_functions_without_vectors() -> None:
+    x, i = torch.rand(1 << 14), torch.arange(1, 1 + (1 << 14))
+    plain = work(aten.exp.default, x).ns
+    for target in (aten.special_zeta.default, aten.igamma.default):
+        assert work(target, x, x).ns > 20 * plain
+    assert work(aten.exp.default, torch.complex(x, x)).ns > 20 * plain
+    divided = (aten.floor_divide.default, aten.remainder.Tensor)
+    assert all(work(t, i, i).ns > 2 * work(aten.mul.Tensor, x, x).ns for t in divided)
+    assert work(aten.div.Tensor, x, x).ns < 2 * work(aten.mul.Tensor, x, x).ns
+
+
+def test_distances_by_their_power() -> None:
+    x = torch.rand(64, 16)
+    one, two, three = (work(aten._cdist_forward.default, x, x, p, None).ns for p in (1.0, 2.0, 3.0))
+    assert two < one < three
+    assert work(aten._euclidean_dist.default, x, x).ns > work(aten.add.Tensor, x, x).ns
+
+
+def test_draws_cost_by_what_is_drawn_or_drawn_from() -> None:
+    x = torch.rand(64, 128)
+    few = work(aten.multinomial.default, x, 2).ns
+    assert few > 20 * x.numel()
+    assert work(aten._standard_gamma.default, x).ns > 3 * work(aten.rand_like.default, x).ns
+
+
+def test_solutions_by_singular_values() -> None:
+    x = torch.randn(64, 64)
+    assert work(aten.linalg_pinv.atol_rtol_tensor, x).ns == work(aten._linalg_svd.default, x).ns
 
 
 @pytest.mark.parametrize("table", [elements._OF_INPUT, elements._OF_RESULT, elements.RANDOM])
