@@ -54,7 +54,7 @@ def product(ins: Sequence[Any], out: Any, params: dict[str, Any]) -> tuple[float
         params: Of the equation.
     """
     ragged = params.get("ragged_dot_dimension_numbers")
-    numbers = params.get("dimension_numbers") if ragged is None else ragged.dot_dimension_numbers
+    numbers = params["dimension_numbers"] if ragged is None else ragged.dot_dimension_numbers
     (contract, _), batches = numbers
     flops = 2.0 * math.prod(out.shape) * math.prod(ins[0].shape[d] for d in contract)
     ns = flops / (GEMM_FLOPS_PER_NS * _rate(ins, out))
