@@ -496,12 +496,13 @@ def cost_ns(f: Any, *shapes: Any) -> float:
     return sum(costs.estimate(eqn)[2] for eqn in jax.make_jaxpr(f)(*specs).jaxpr.eqns)
 
 
-def test_a_grouped_convolution_costs_what_a_dense_one_costs() -> None:
+def test_a_grouped_convolution_costs_more_than_a_dense_one() -> None:
+    """4 images of 32 x 32 with 64 channels: dense 2.3 ms, 2 groups 4.6, 8 groups 5.2, 64 groups 14.8."""
     dense = cost_ns(conv, (4, 32, 32, 64), (3, 3, 64, 64))
-    for groups in (2, 8, 64):
+    for groups, least, most in ((2, 1, 3), (8, 1.5, 5), (64, 4, 15)):
         f = functools.partial(conv, groups=groups)
         grouped = cost_ns(f, (4, 32, 32, 64), (3, 3, 64 // groups, 64))
-        assert dense / 2 < grouped < 2 * dense, groups
+        assert least * dense < grouped < most * dense, groups
     line = functools.partial(conv, groups=64)
     assert cost_ns(line, (4, 1024, 64), (4, 1, 64)) > 3 * cost_ns(
         conv, (4, 1024, 64), (4, 64, 64)
