@@ -139,6 +139,9 @@ bench-pjrt: setup $(STAMPS)/deps-dev  ## Measure an XLA executable as an engine 
 test: setup  ## Run the Python tests against the installed wheel (PYTEST_ARGS=...)
 	@"$(PY)" -P -m pytest --durations=10 $(IN_PARALLEL) $(PYTEST_ARGS)
 
+test-sweeps: setup  ## Run the cases of tests with many that `make test` leaves out
+	@"$(PY)" -P -m pytest --durations=10 -m "sweep and not slow" $(IN_PARALLEL) $(PYTEST_ARGS)
+
 # JAX_TESTS=/path/to/jax/tests, a checkout of the installed version: JAX's packages do not hold its tests.
 test-frameworks: setup  ## JAX's own tests with jax.jit scheduled (JAX_TESTS=...), PyTorch's samples (SUITES= MODES= LIMIT= KEEP=)
 	@[ -n '$(JAX_TESTS)' ] || { echo "make test-frameworks JAX_TESTS=/path/to/a/jax/checkout/tests"; exit 1; }

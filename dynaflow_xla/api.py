@@ -24,7 +24,7 @@ from dynaflow_xla.settings import checked
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.timelines.simulator import simulate as _simulate, where_it_runs
 from dynaflow_xla.timelines.timeline import Timeline
-from dynaflow_xla.typed import M, Options, P, R, Scheduled, Scheduling
+from dynaflow_xla.typed import M, Options, P, R, ScheduledCallable, Scheduling
 from dynaflow_xla.verification import Report
 from dynaflow_xla.watching.counters import Stats, stats as _stats
 
@@ -36,7 +36,7 @@ def schedule(fn: M, strategy: How = "auto", **options: Unpack[Options]) -> M: ..
 @overload
 def schedule(
     fn: Callable[P, R], strategy: How = "auto", **options: Unpack[Options]
-) -> Scheduled[P, R]: ...
+) -> ScheduledCallable[P, R]: ...
 @overload
 def schedule(fn: None = None, strategy: How = "auto", **options: Unpack[Options]) -> Scheduling: ...
 @overload

@@ -28,7 +28,7 @@ class TorchModule(Protocol):
 M = TypeVar("M", bound=TorchModule)
 
 
-class Scheduled(Protocol[P, R_co]):
+class ScheduledCallable(Protocol[P, R_co]):
     """A scheduled function: called as the original, and with the attributes of its framework's functions."""
 
     original: Callable[..., Any]
@@ -49,7 +49,7 @@ class Scheduling(Protocol):
     @overload
     def __call__(self, function: M, /) -> M: ...
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Scheduled[P, R]: ...
+    def __call__(self, function: Callable[P, R], /) -> ScheduledCallable[P, R]: ...
 
 
 class Options(TypedDict, total=False):

@@ -7,8 +7,10 @@ import importlib.metadata
 import importlib.util
 import math
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,10 +45,30 @@ LONG = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Of a test with several cases, each of which takes a while, one of EVERY runs where all tests are asked for:
+# the first, and some drawn by their names, so that strategies and backends are mixed. The others are sweeps.
+# Who names files or tests gets all of their cases.
+EVERY, SEVERAL = 5, 3
+TABLES = ("frontends", "property")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     first = {here / name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: first.get(item.path, len(LONG)))
+    if any((config.rootpath / given).resolve() != here for given in config.args):
+        return
+    cases: dict[Any, list[pytest.Item]] = {}
+    for item in items:
+        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        if folder in TABLES and item.get_closest_marker("slow") is None:
+            test = item.path, item.nodeid.partition("[")[0]
+            cases.setdefault(test, []).append(item)
+    for found in cases.values():
+        for item in found[1:] if len(found) >= SEVERAL else ():
+            if zlib.crc32(item.name.encode()) % EVERY:
+                item.add_marker(pytest.mark.sweep)
 
 
 @pytest.fixture(autouse=True, scope="module")
