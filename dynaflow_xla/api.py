@@ -133,7 +133,7 @@ def together(
     *functions: Any,
     strategy: How = "auto",
     names: Sequence[str] | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Together:
     """Several functions as one plan: prefill beside decode, teacher beside student, an ensemble.
 

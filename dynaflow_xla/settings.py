@@ -27,14 +27,13 @@ from dynaflow_xla.strategies.sequential import Sequential
 from dynaflow_xla.watching import telling
 
 XLA_LANES = 8
-"""Lanes of one XLA program by default. A GPU runs whatever nodes of a graph are ready. With few lanes
-regions would wait for each other for the lane's sake, and each such wait is a gate."""
+"""Lanes by default of one XLA program, and of PyTorch's streams. A GPU runs whatever nodes of a graph are
+ready. With few lanes regions would wait for each other for the lane's sake, and each such wait is a gate."""
 
 MAX_XLA_LANES = 64
 """Most lanes of one XLA program."""
 
-MAX_DEFAULT_LANES = 8
-"""Most lanes by default where they are threads; as many streams there are on a GPU."""
+_MAX_DEFAULT_LANES = 8
 
 _told = False
 """Whether it was said why there is one lane by default."""
@@ -233,7 +232,7 @@ def resolve_lanes(lanes: int | Lanes | None, backend: str = "ffi") -> int:
         if not _told and (why := machine.bound_by()):
             _told = True
             telling.fallback(f"by default there is one lane: {why}", stacklevel=4)
-        return min(max(1, machine.cores()), MAX_DEFAULT_LANES)
+        return min(max(1, machine.cores()), _MAX_DEFAULT_LANES)
     if isinstance(lanes, Lanes):
         return lanes.count
     count = checks.integer(lanes)

@@ -61,8 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     cases: dict[Any, list[pytest.Item]] = {}
     for item in items:
-        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
-        if folder in TABLES and item.get_closest_marker("slow") is None:
+        in_table = item.path.relative_to(here).parts[0] in TABLES
+        if in_table and item.get_closest_marker("slow") is None:
             test = item.path, item.nodeid.partition("[")[0]
             cases.setdefault(test, []).append(item)
     for found in cases.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dynaflow_xla.frontends.torch.capture.captured import Captured
-from dynaflow_xla.settings import MAX_DEFAULT_LANES, Settings
+from dynaflow_xla.settings import XLA_LANES, Settings
 from dynaflow_xla.strategies.base import Context
 
 _PYTHON_NS = 120_000.0
@@ -34,7 +34,7 @@ def lane_cores(device: torch.device, options: Settings) -> int:
 def lanes(device: torch.device, options: Settings) -> int:
     """As asked for; else as many threads as the machine has cores for, or a GPU's usual number of streams."""
     streams = device.type == "cuda" and options.default_lanes
-    return MAX_DEFAULT_LANES if streams else options.lanes
+    return XLA_LANES if streams else options.lanes
 
 
 def context_of(
