@@ -105,6 +105,10 @@ class Settings:
         """Whether the user leaves it to the strategy how many cores a lane has."""
         return self.gpu is None or self.gpu.width is None
 
+    def lanes_on(self, gpu: bool) -> int:
+        """As asked for; else as many threads as there are cores for, or a GPU's usual number of streams."""
+        return XLA_LANES if gpu and self.default_lanes else self.lanes
+
     def lane_cores_of(self, cores: int) -> int:
         """Cores of one lane where there are so many; 0: what was planned for when it was scheduled.
 

@@ -55,7 +55,7 @@ class Decisions(Generic[C]):
         self._met: Recent[int, bool] = Recent(_MAX_MET)
         self._warned = False
         self._lock = threading.Lock()
-        self._candidates: dict[bool, dict[str, Strategy]] = {}
+        self._candidates: dict[tuple[int, bool], dict[str, Strategy]] = {}
 
     def __len__(self) -> int:
         return len(self._made)
@@ -201,12 +201,13 @@ class Decisions(Generic[C]):
             reserved: Names that are no candidate's.
             wide: Whether regions may have all cores.
         """
-        if batched not in self._candidates:
+        key = lanes, batched
+        if key not in self._candidates:
             made = strategy.candidates(lanes, batched=batched)
             if not wide:
                 made = on_lanes_only(made)
-            self._candidates[batched] = identity.candidates(made, reserved)
-        return self._candidates[batched]
+            self._candidates[key] = identity.candidates(made, reserved)
+        return self._candidates[key]
 
     def clear(self) -> None:
         """Forgets candidates and decisions, not what they took."""

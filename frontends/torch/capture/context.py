@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dynaflow_xla.frontends.torch.capture.captured import Captured
-from dynaflow_xla.settings import XLA_LANES, Settings
+from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import Context
 
 _PYTHON_NS = 120_000.0
@@ -31,12 +31,6 @@ def lane_cores(device: torch.device, options: Settings) -> int:
     return options.lane_cores_of(cores(device)) if device.type == "cpu" else 1
 
 
-def lanes(device: torch.device, options: Settings) -> int:
-    """As asked for; else as many threads as the machine has cores for, or a GPU's usual number of streams."""
-    streams = device.type == "cuda" and options.default_lanes
-    return XLA_LANES if streams else options.lanes
-
-
 def context_of(
     captured: Captured, options: Settings, batch: int | None, kind: str = "inference"
 ) -> Context:
@@ -46,7 +40,7 @@ def context_of(
         batch_size=batch,
         shapes=tuple(graph.values[v].shape for v in graph.inputs),
         platform=captured.device.type,
-        lanes=lanes(captured.device, options),
+        lanes=options.lanes_on(captured.device.type == "cuda"),
         user=options.user,
         cores=own,
         lane_cores=lane_cores(captured.device, options),

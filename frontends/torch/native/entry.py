@@ -255,7 +255,7 @@ def planned_entry(
     """
     t1 = time.perf_counter()
     plan = build_plan(
-        pg, recording, lanes=contexts.lanes(captured.device, options),
+        pg, recording, lanes=options.lanes_on(captured.device.type == "cuda"),
         strategy_text=repr(options.strategy), cores=cores,
         width=contexts.lane_cores(captured.device, options),
     )  # fmt: skip

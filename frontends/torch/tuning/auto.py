@@ -60,7 +60,8 @@ def candidates_of(core: Any, args: Any, kwargs: Any) -> dict[str, Strategy]:
         return core.candidates()  # type: ignore[no-any-return]
     dims = axes.batch_dims(options.name, options.in_axes, core.original, args, kwargs)
     rows = dims[0][0].shape[dims[0][1]] if dims else 0
-    made = core.candidates(batched=rows > 1)
+    on_gpu = bool(devices.of(core.original, args, kwargs))
+    made = core.candidates(batched=rows > 1, on_gpu=on_gpu)
     return {name: c for name, c in made.items() if not splits(c) or _nano_batches(c) <= rows}
 
 

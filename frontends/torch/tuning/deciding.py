@@ -11,6 +11,7 @@ from dynaflow_xla.errors import SeparabilityError
 from dynaflow_xla.frontends.torch._compat import failures, modes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.native import native
+from dynaflow_xla.frontends.torch.native.cuda import devices
 from dynaflow_xla.frontends.torch.tuning import auto, call_signature, one_thread, variants
 from dynaflow_xla.frontends.torch.tuning.size_decisions import Decisions
 from dynaflow_xla.settings import Settings
@@ -191,9 +192,9 @@ class Deciding:
         """Keeps a decision."""
         return self.decisions.put(signature, choice)
 
-    def candidates(self, *, batched: bool = False) -> dict[str, Strategy]:
+    def candidates(self, *, batched: bool = False, on_gpu: bool = False) -> dict[str, Strategy]:
         """Auto's candidates by name."""
-        strategy, lanes = self.options.strategy, self.options.lanes
+        strategy, lanes = self.options.strategy, self.options.lanes_on(on_gpu)
         made = self.decisions.candidates(
             strategy, lanes, batched=batched, reserved=("original", variants.WHOLE, one_thread.NAME)
         )
@@ -206,7 +207,8 @@ class Deciding:
         choice = self.decision(args, kwargs)
         if choice is not None and choice.planned:
             return choice.child
-        return self.with_strategy(next(iter(self.candidates().values())), "eager")
+        on_gpu = bool(devices.of(self.original, args, kwargs))
+        return self.with_strategy(next(iter(self.candidates(on_gpu=on_gpu).values())), "eager")
 
     def decision(self, args: Any, kwargs: Any) -> auto.Choice | None:
         """What Auto decided for these arguments, or took for sizes that came once; or None."""

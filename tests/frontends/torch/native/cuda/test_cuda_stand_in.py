@@ -19,7 +19,6 @@ import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla import machine  # noqa: E402
 from dynaflow_xla.errors import EngineError  # noqa: E402
 from dynaflow_xla.frontends.torch._compat import operators  # noqa: E402
-from dynaflow_xla.frontends.torch.capture import context as contexts  # noqa: E402
 from dynaflow_xla.frontends.torch.native.compiling import compilers  # noqa: E402
 from dynaflow_xla.frontends.torch.native.cuda import (  # noqa: E402
     capturing,
@@ -391,6 +390,10 @@ def test_streams_are_as_many_as_asked_for_however_many_cores_the_host_has(
     given: int | None, threads: int, streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 2)
-    options = dfx.schedule(torch.nn.Linear(2, 2), lanes=given)._dfx_core.options
-    assert contexts.lanes(torch.device("cpu"), options) == threads
-    assert contexts.lanes(DEVICE, options) == streams
+    core = dfx.schedule(torch.nn.Linear(2, 2), lanes=given)._dfx_core
+    assert core.options.lanes_on(gpu=False) == threads
+    assert core.options.lanes_on(gpu=True) == streams
+    for on_gpu, lanes in ((False, threads), (True, streams)):
+        made = core.candidates(batched=True, on_gpu=on_gpu)
+        assert any(f"lanes={lanes}" in repr(c) for c in made.values())
+        assert (lanes > 1) == any(isinstance(c, dfx.NanoBatch) for c in made.values())
