@@ -68,11 +68,11 @@ def partition(
     Raises:
         RuleError: a rule matches nothing, or is no rule.
     """
-    live = _live(graph)
+    needed = live(graph)
     notes: list[str] = []
-    seeds = _seeds(graph, live, rules, notes, fused)
-    generated = _generated(graph, live, seeds, phases)
-    placed = [i for i in live if i not in generated]
+    seeds = _seeds(graph, needed, rules, notes, fused)
+    generated = _generated(graph, needed, seeds, phases)
+    placed = [i for i in needed if i not in generated]
     clusters = contract(grow(graph, placed, seeds, fused, phases), max_regions)
     sink(graph, clusters, fused)
     order = topological(clusters)
@@ -84,31 +84,32 @@ def partition(
     regions = _regions(graph, [c for c in order if c.id in ops_of], ops_of)
     if phases.copies:
         regions = _read(graph, regions)
-    dead = len(graph.ops) - len(live)
+    dead = len(graph.ops) - len(needed)
     if dead:
         notes.append(f"{dead} operators whose results nobody reads were left out")
     return PartitionedGraph(graph, tuple(regions), tuple(notes))
 
 
-def _live(graph: Graph) -> list[int]:
+def live(graph: Graph) -> list[int]:
+    """Operators that the graph's outputs need, and those that run in any case."""
     needed = set(graph.outputs)
-    live = []
+    found = []
     for op in reversed(graph.ops):
         if op.outer or op.once or any(v in needed for v in op.outputs):
             needed.update(op.inputs)
-            live.append(op.index)
-    return live[::-1]
+            found.append(op.index)
+    return found[::-1]
 
 
-def _generated(graph: Graph, live: list[int], seeds: dict[int, Seed], phases: Phases) -> set[int]:
+def _generated(graph: Graph, needed: list[int], seeds: dict[int, Seed], phases: Phases) -> set[int]:
     """Generators to repeat in every reader; not those that a rule, the caller or an outer region has."""
     taken = set(graph.outputs)
-    for index in live:
+    for index in needed:
         if graph.ops[index].outer:
             taken.update(graph.ops[index].inputs)
     generated: set[int] = set()
     repeated: set[int] = set()  # values
-    for index in live:
+    for index in needed:
         op = graph.ops[index]
         fixed = (index in seeds and seeds[index].fixed) or index in phases.once
         # What reads a generator that stays where it is must run after that.
@@ -120,13 +121,13 @@ def _generated(graph: Graph, live: list[int], seeds: dict[int, Seed], phases: Ph
 
 def _seeds(
     graph: Graph,
-    live: list[int],
+    needed: list[int],
     rules: Sequence[Rule] | None,
     notes: list[str],
     fused: frozenset[str],
 ) -> dict[int, Seed]:
     seeds: dict[int, Seed] = {}
-    for index in live:
+    for index in needed:
         op = graph.ops[index]
         if op.outer:
             communicates = op.outer_reason is not None and op.outer_reason.kind is OuterKind.NETWORK
@@ -140,7 +141,7 @@ def _seeds(
                 ("mark", mark.name, mark.instance), mark.name, fixed=True,
                 resource=mark.resource, tags=mark.tags, rule=f"mark({mark.name!r})",
             )  # fmt: skip
-    alive = set(live)
+    alive = set(needed)
     for number, rule in enumerate(() if rules is None else as_rules(rules)):
         before = len(seeds)
         groups = check_matches(rule, graph)
@@ -162,23 +163,23 @@ def _seeds(
                 "earlier rule"
             )
     if rules is None:
-        _default_seeds(graph, live, seeds, fused)
+        _default_seeds(graph, needed, seeds, fused)
     return seeds
 
 
 def _default_seeds(
-    graph: Graph, live: list[int], seeds: dict[int, Seed], fused: frozenset[str]
+    graph: Graph, needed: list[int], seeds: dict[int, Seed], fused: frozenset[str]
 ) -> None:
-    total = sum(graph.ops[i].cost_ns for i in live) or 1.0
-    by_call = _costs_by_prefix((graph.ops[i].call_path, graph.ops[i].cost_ns) for i in live)
-    by_scope = _costs_by_prefix((graph.ops[i].scope, graph.ops[i].cost_ns) for i in live)
+    total = sum(graph.ops[i].cost_ns for i in needed) or 1.0
+    by_call = _costs_by_prefix((graph.ops[i].call_path, graph.ops[i].cost_ns) for i in needed)
+    by_scope = _costs_by_prefix((graph.ops[i].scope, graph.ops[i].cost_ns) for i in needed)
     least, most = max(CALL_SHARE * total, CALL_NS), CALL_MAX_SHARE * total
 
     def first(path: Nesting, costs: dict[Nesting, float]) -> Nesting | None:
         """The outermost part of a path that is expensive, but does not have most of the work."""
         return next((part for part in _prefixes(path) if least <= costs[part] <= most), None)
 
-    for index in live:
+    for index in needed:
         if index in seeds:
             continue
         op = graph.ops[index]

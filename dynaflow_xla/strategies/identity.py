@@ -127,14 +127,15 @@ def on_disk(strategies: Iterable[Strategy], user: Mapping[str, Any]) -> tuple[st
 
 def _looked_at(strategy: Strategy, user: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What of the context a strategy may look at; [] for nothing."""
-    if not _ours(type(strategy)):
+    if not ours(type(strategy)):
         return [dict(user)]
     keys = [getattr(strategy, name, None) for name in ("weights", "boundaries")]
     named = {key: user.get(key) for key in keys if isinstance(key, str)}
     return [named] if named else []
 
 
-def _ours(cls: type) -> bool:
+def ours(cls: type) -> bool:
+    """Whether a class is of this package."""
     return cls.__module__.partition(".")[0] == _PACKAGE
 
 
@@ -179,7 +180,7 @@ def _class_text(cls: type) -> str | None:
         return None
     texts = [f"{cls.__module__}.{cls.__qualname__}"]
     for base in cls.__mro__:
-        if base.__module__ in ("builtins", "enum", "typing", "abc") or _ours(base):
+        if base.__module__ in ("builtins", "enum", "typing", "abc") or ours(base):
             continue
         try:
             texts.append(hashlib.sha256(inspect.getsource(base).encode()).hexdigest()[:16])

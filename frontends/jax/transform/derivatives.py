@@ -261,14 +261,23 @@ def _results_alone(eqn: Any) -> Any:
 
 
 def _program_without(used: Sequence[bool], *live_and_equation: Any) -> Any:
-    """Without inputs that no operator reads, as ``jax.jit`` leaves them out: they stay where they are.
+    """Without results that nobody reads, and inputs that no operator reads, as ``jax.jit`` leaves them out.
 
-    The plan stays: it is not given such inputs anyway, so what stands for them here is never made.
+    Where all results are read the plan stays: it is not given such inputs anyway, so what stands for them
+    here is never made.
     """
     eqn = live_and_equation[-1]  # as below
     program = eqn.params["program"]
     if not any(used) and not eqn.effects:
         return [False] * len(eqn.invars), None
+    if (found := program.without(frozenset(i for i, u in enumerate(used) if not u))) is not None:
+        made, read = found
+        needed = [i in read for i in range(len(eqn.invars))]
+        return needed, eqn.replace(
+            params={"program": made},
+            invars=[*map(_compat.literal, made.whole.consts), *(eqn.invars[i] for i in read)],
+            outvars=[v for v, u in zip(eqn.outvars, used, strict=True) if u],
+        )
     needed = [True] * len(eqn.invars)
     invars = list(eqn.invars)
     for i in program.unread():

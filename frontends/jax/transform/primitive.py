@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import jet
+from jax.extend import core as jcore
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import batching, mlir, partial_eval as pe
 
 from dynaflow_xla.batch.expansion.specs import PARTS
 from dynaflow_xla.caches.recent import Recent
@@ -36,10 +37,15 @@ from dynaflow_xla.frontends.jax.transform.passes import (
     inexact,
     out_avals,
 )
+from dynaflow_xla.ir.partition import live
+from dynaflow_xla.strategies.identity import ours
 from dynaflow_xla.watching import telling
 
 _MAX_BATCHED = 64
 """Sizes and axes of ``jax.vmap`` for which a program is kept."""
+
+_WORTH_A_PLAN_NS = 1000.0
+"""Work of results that nobody reads, for which the others are planned again."""
 
 program_p = Primitive("dfx_program")
 program_p.multiple_results = True
@@ -154,20 +160,40 @@ class ScheduledProgram:
     def only(self, numbers: tuple[int, ...]) -> tuple[ScheduledProgram, list[int]]:
         """The outputs ``numbers`` alone, and the positions of the inputs that they depend on."""
         if numbers not in self._parts:
-            depends = self.depends()
-            read = sorted(frozenset[int]().union(*(depends[i] for i in numbers)))
-
-            def part(*flat: Any) -> list[Any]:
-                given = dict(zip(read, flat, strict=True))
-                # Nothing that is wanted reads the others.
-                full = [given.get(i, _anything(aval)) for i, aval in enumerate(self.in_avals)]
-                outs = self.plain(*full)
-                return [outs[i] for i in numbers]
-
+            traced = jax.make_jaxpr(self.plain)(*map(spec, self.in_avals))
+            wanted = [i in numbers for i in range(len(self.out_avals))]
+            jaxpr, needed = pe.dce_jaxpr(traced.jaxpr, wanted)
+            part = jcore.jaxpr_as_fun(jcore.ClosedJaxpr(jaxpr, traced.consts))
+            read = [i for i, used in enumerate(needed) if used]
             specs = [spec(self.in_avals[i]) for i in read]
             made = ScheduledProgram(*alone(part, specs, self.entry.options, "part"))
             self._parts[numbers] = self._like(made), read
         return self._parts[numbers]
+
+    def without(self, unread: frozenset[int]) -> tuple[ScheduledProgram, list[int]] | None:
+        """The same without results that nobody reads, see ``only``; None where the plan stays as it is.
+
+        It stays where it would save nothing worth a plan, and where it is not ours to make another one:
+        rules, splits and strategies may count on all that the user wrote.
+        """
+        kept = tuple(i for i in range(len(self.out_avals)) if i not in unread)
+        if not kept or self.split is not None or self._takes is not None:
+            return None
+        options = self.entry.options
+        if options.rules is not None or not ours(type(options.strategy)):
+            return None
+        if effects_of(self):  # what prints or writes does so whoever reads the results
+            return None
+        return self.only(kept) if self._saves(kept) else None
+
+    def _saves(self, numbers: tuple[int, ...]) -> bool:
+        """Whether the outputs ``numbers`` alone take noticeably less than all of them."""
+        whole = self.whole
+        outputs = tuple(whole.outputs[i] for i in numbers if whole.output_is_value[i])
+        graph = replace(whole.graph, outputs=outputs)
+        needed = sum(graph.ops[i].cost_ns for i in live(graph))
+        saved = sum(op.cost_ns for op in graph.ops) - needed
+        return saved >= _WORTH_A_PLAN_NS
 
     def transposed(self, linear: tuple[int, ...], given: tuple[int, ...]) -> ScheduledProgram:
         """The transpose of the function, which is linear in the inputs ``linear``.
@@ -351,12 +377,6 @@ class DerivativePasses:
         if given not in self._backwards:
             self._backwards[given] = self._of_pass(*self._passes.backward(given))
         return self._backwards[given]
-
-
-def _anything(aval: Any) -> Any:
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return jax.random.split(jax.random.key(0, impl=_compat.key_impl(aval.dtype)), aval.shape)
-    return jnp.zeros(aval.shape, aval.dtype)
 
 
 def _of_pass(

@@ -14,10 +14,12 @@ import pytest
 from jax import export, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import jaxpr_as_fun
+from jax.interpreters import partial_eval as pe
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from round_robin import RoundRobin
 
 import dynaflow_xla as dfx
+from dynaflow_xla.frontends.jax.transform.primitive import program_p
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -236,3 +238,55 @@ def test_arguments_that_nothing_reads_stay_where_they_are_as_with_jit(strategy: 
             for fn in (fast, jitted)
         )
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "branches"])
+def test_results_that_nobody_reads_are_not_computed_in_a_larger_jit(strategy: str) -> None:
+    def f(x: Any, w: Any) -> tuple[Any, Any, Any]:
+        return jnp.sort(x, axis=-1).sum(-1), jnp.linalg.eigvalsh(w), x.shape[0]
+
+    fast = dfx.schedule(jax.jit(f), strategy=strategy, lanes=2)
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(8, 512)).astype(np.float32), np.eye(64, dtype=np.float32)
+
+    def programs(g: Callable[..., Any]) -> list[set[str]]:
+        """The kinds of operators in the regions of each scheduled program that ``jax.jit`` keeps."""
+        jaxpr = jax.make_jaxpr(g)(x, w).jaxpr
+        left, _ = pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+        found = []
+        waiting = [left]
+        while waiting:
+            for eqn in waiting.pop().eqns:
+                if eqn.primitive is program_p:
+                    pg = eqn.params["program"].entry.pg
+                    found.append({pg.graph.ops[i].kind for r in pg.regions for i in r.ops})
+                waiting += [p.jaxpr for p in eqn.params.values() if hasattr(p, "jaxpr")]
+        return found
+
+    assert any("eigh" in kinds for kinds in programs(lambda x, w: fast(x, w)))
+    (kinds,) = programs(lambda x, w: fast(x, w)[0] * 2)
+    assert "eigh" not in kinds and "sort" in kinds
+    for g in (
+        lambda fn: fn(x, w)[0] * 2,
+        lambda fn: jax.grad(lambda x: (fn(x, w)[0] ** 2).sum())(x),
+        lambda fn: jax.vmap(lambda w: fn(x, w)[1])(jnp.stack([w, w + 1])),
+        lambda fn: lax.scan(lambda c, _: (c + fn(x, w)[0], None), jnp.zeros(8), None, length=2)[0],
+    ):
+        got, want = jax.jit(partial(g, fast))(), jax.jit(partial(g, f))()
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+class _NeedsEigh(RoundRobin):
+    def rules(self, graph: Any) -> Any:
+        if not any(op.kind == "eigh" for op in graph.ops):
+            raise ValueError("no eigh")
+        return super().rules(graph)
+
+
+def test_a_strategy_that_counts_on_all_regions_has_them() -> None:
+    def f(x: Any, w: Any) -> tuple[Any, Any]:
+        return jnp.sort(x, axis=-1), jnp.linalg.eigvalsh(w)
+
+    fast = dfx.schedule(f, strategy=_NeedsEigh(), lanes=2)
+    x, w = np.arange(512, dtype=np.float32)[::-1], np.eye(64, dtype=np.float32)
+    np.testing.assert_array_equal(jax.jit(lambda x: fast(x, w)[0])(x), np.sort(x))
