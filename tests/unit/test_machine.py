@@ -205,7 +205,7 @@ CPUINFO = (
         ("GenuineIntel", "6", "avx avx2 avx512f avx512dq", 1.0),
         ("GenuineIntel", "6", "avx avx2 fma", 0.5),
         ("AuthenticAMD", "25", "avx avx2 avx512f", 0.5),  # Zen 4
-        ("AuthenticAMD", "25", "avx avx2", 0.5),  # Zen 3
+        ("AuthenticAMD", "25", "avx avx2", 0.4),  # Zen 3
         ("AuthenticAMD", "26", "avx avx2 avx512f", 1.0),  # Zen 5
         ("GenuineIntel", "6", "sse4_2", 0.5),
     ],
