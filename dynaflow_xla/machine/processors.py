@@ -15,7 +15,7 @@ _ZEN_3 = {
     "jax products": 0.4, "jax convolutions": 0.39, "jax elements": 1.6, "jax serial": 0.78,
     "torch convolutions": 1.7, "torch elements": 0.8, "torch serial": 0.87,
 }  # fmt: skip
-"""AMD EPYC, family 25, model 1, as ``dynaflow_xla.measure_machine`` has it: medians of three. It has AVX2 only."""
+"""AMD EPYC, family 25, model 1, as ``dynaflow_xla.measure_machine`` has it, medians of three: AVX2 only."""
 
 _ZEN_4 = {"jax products": 0.5, "jax convolutions": 0.47, "jax elements": 2.0}
 """AMD EPYC, family 25, model 17, as ``dynaflow_xla.measure_machine`` has it. 512 bits take two cycles."""

@@ -212,6 +212,7 @@ class Decisions(Generic[C]):
     def clear(self) -> None:
         """Forgets candidates and decisions, not what they took."""
         with self._lock:  # or a decision that another thread reads now would come back
+            self.times += 1
             self._made.clear()
             self._last = None
         self._unused.clear()

@@ -192,6 +192,7 @@ NB_MODULE(_engine, m) {
   BindPrograms(m);
   BindAoti(m);
   BindFastCall(m);
+  BindCallMatch(m);
   BindCuda(m);
   m.def("is_registered",
         [](const std::string& hash) { return FindProgram(hash).program != nullptr; });

@@ -41,5 +41,7 @@ void BindCuda(nanobind::module_& m);
 void BindAoti(nanobind::module_& m);
 // The type FastCall, and what it looks at before a call: captures and forks (fast_call.cc).
 void BindFastCall(nanobind::module_& m);
+// What a call looks like, to be compared with later ones (call_match.cc).
+void BindCallMatch(nanobind::module_& m);
 
 }  // namespace dfx::ffi

@@ -98,7 +98,7 @@ class Core(Offering):
         self._renewed: list[tuple[list[Any], Core]] = []
         self._as_original: Recent[Hashable, bool] = Recent(_MAX_WAYS)
         self._failed: Recent[Hashable, int] = Recent(_MAX_WAYS)
-        self._same: Any = None  # of many tensors of a call that ran the original
+        self._known: call_signature.Known | None = None  # the last call that ran the original
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
         self._most = sys.maxsize
@@ -195,16 +195,18 @@ class Core(Offering):
         signature = None
         hooked = not planned and modes.saved_is_hooked()
         if self._decides or hooked or self._originals.any():
-            same = None
-            if not (planned or hooked or modes.profiler_enabled()):
-                same = call_signature.of_objects(self.original, args, kwargs)
             times = self.decisions.times  # another thread may decide meanwhile
-            if same is not None and (times, same) == self._same:
-                return self.as_written(args, kwargs)
+            may_be_plain = not (planned or hooked)
+            if may_be_plain and (known := self._known) is not None:
+                if not modes.profiler_enabled() and known.again(args, kwargs, times):
+                    return (self.on_one_thread.call if known.narrow else self.as_written)(
+                        args, kwargs
+                    )
             signature = call_signature.of(self.original, args, kwargs)
-            if not planned and not hooked and (plain := self._plain(signature)) is not None:
-                if same is not None:
-                    self._same = (times, same) if plain == self.as_written else None
+            if may_be_plain and (plain := self._plain(signature)) is not None:
+                if not self._decides or signature in self.decisions:  # sizes may be for this call alone
+                    narrow = plain != self.as_written
+                    self._known = call_signature.Known(self.original, args, kwargs, times, narrow)
                 return plain(args, kwargs)
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)

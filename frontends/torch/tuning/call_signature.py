@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch.tuning import copying
 
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_CONTAINERS = frozenset((tuple, list, dict))
-_MANY = 32
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_VALUES = (bool, type(None), torch.dtype, torch.layout, torch.memory_format)
+"""Types of which a value is one object."""
+
 _NO_KEYWORDS = (dict, ())
 
 
@@ -29,29 +31,33 @@ def _modes(original: Any) -> tuple[Any, bool, int]:
     return training, torch.is_grad_enabled(), torch.get_num_threads()
 
 
-def of_objects(original: Any, args: Any, kwargs: Any) -> Any:
-    """What is equal for calls with the very same tensors; None where these are few.
+class Known:
+    """A call that ran the original: of the same again no signature need be read, which takes longer.
 
-    Hundreds of tensors have their signature read in the time of as many operators. This takes a fifth of it.
-    A tensor may get other sizes, and another one the number of one that is gone: it tells no more than that
-    the original may run again.
+    Args:
+        original: What is called.
+        args: Of the call.
+        kwargs: Of the call.
+        times: How often was decided for it.
+        narrow: Whether the original runs on one thread.
     """
-    for x in (*args, *kwargs.values()):
-        if type(x) in _CONTAINERS and len(x) >= _MANY:
-            return _objects(args), _objects(kwargs), _modes(original)
-    return None
 
+    __slots__ = ("_look", "_modes", "_original", "_times", "narrow")
 
-def _objects(value: Any) -> Any:
-    kind = type(value)
-    if kind in _TENSORS:
-        return id(value)
-    if kind not in _CONTAINERS:
-        return _part(value)
-    names = tuple(value) if kind is dict else None
-    members = value.values() if kind is dict else value
-    alike = _TENSORS.issuperset(map(type, members))
-    return (kind, names, *map(id if alike else _objects, members))
+    def __init__(self, original: Any, args: Any, kwargs: Any, times: int, narrow: bool) -> None:
+        self.narrow = narrow
+        self._original, self._times = original, times
+        self._modes = _modes(original)
+        self._look = _engine.CallMatch.of(args, kwargs, _TENSORS, _VALUES)
+
+    def again(self, args: Any, kwargs: Any, times: int) -> bool:
+        """Whether a call is the same, and nothing was decided meanwhile."""
+        return (
+            times == self._times
+            and self._look is not None
+            and _modes(self._original) == self._modes
+            and self._look.matches(args, kwargs)
+        )
 
 
 def without_threads(signature: Any) -> Any:
