@@ -204,7 +204,9 @@ class Core(Offering):
                     )
             signature = call_signature.of(self.original, args, kwargs)
             if may_be_plain and (plain := self._plain(signature)) is not None:
-                if not self._decides or signature in self.decisions:  # sizes may be for this call alone
+                if (
+                    not self._decides or signature in self.decisions
+                ):  # sizes may be for this call alone
                     narrow = plain != self.as_written
                     self._known = call_signature.Known(self.original, args, kwargs, times, narrow)
                 return plain(args, kwargs)

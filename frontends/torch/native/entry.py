@@ -29,6 +29,7 @@ from dynaflow_xla.planning.recording import Decision, Recording
 from dynaflow_xla.planning.validate import validate
 from dynaflow_xla.settings import Settings
 from dynaflow_xla.strategies.base import record, sizes_of
+from dynaflow_xla.strategies.sequential import Sequential
 
 _PLANNED = ("captured", "pg", "plan", "implementations", "native", "runner", "compiler")
 """What of an entry another plan of its graph changes."""
@@ -140,7 +141,7 @@ class NativeEntry:
         told = []
         if self.is_original:
             told = ["this is the original program: all calls but the first run the original itself"]
-            if self.kind == "forward":
+            if self.kind == "forward" and self.plan.strategy != repr(Sequential()):
                 told[0] += ", once the backward was planned, too"
         if self.compiler is not None:
             told = [

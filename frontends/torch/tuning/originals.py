@@ -30,7 +30,8 @@ class SameAsOriginal:
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        self._any_size = type(strategy) is Sequential  # others may decide otherwise for other sizes
+        # Others may decide otherwise for other sizes, and for a backward.
+        self._one_after_another = type(strategy) is Sequential
         self._known: Recent[Any, bool] = Recent(_MAX_SIGNATURES)
         self._last: Any = None
 
@@ -48,22 +49,22 @@ class SameAsOriginal:
 
     def learn(self, ran: Sequence[Any], original: Any, args: Any, kwargs: Any) -> None:
         """After a call: notes its signature if all that it ran is the original program."""
-        if ran and all(map(_is_original_both_ways, ran)):
+        if ran and all(self._stays_original(entry) for entry in ran):
             signature = call_signature.of(original, args, kwargs)
             self._known[self._key(signature)] = True
             self._last = signature
 
+    def _stays_original(self, entry: Any) -> bool:
+        """Whether a graph's plan is the original program, and so is that of its backward, if it has one."""
+        if not _is_original(entry) or entry.kind == "inference":
+            return _is_original(entry)
+        # That of the backward is made when the first backward runs; until then it is None.
+        backward = entry.backward if entry.later is None else entry.later()
+        return self._one_after_another if backward is None else _is_original(backward)
+
     def _key(self, signature: Any) -> Any:
-        return call_signature.without_sizes(signature) if self._any_size else signature
+        return call_signature.without_sizes(signature) if self._one_after_another else signature
 
 
 def _is_original(entry: Any) -> bool:
     return isinstance(entry, NativeEntry) and entry.is_original
-
-
-def _is_original_both_ways(entry: Any) -> bool:
-    """Whether a graph's plan is the original program, and so is that of its backward, if it has one."""
-    if not _is_original(entry) or entry.kind == "inference":
-        return _is_original(entry)
-    # That of the backward is made when the first backward runs; until then it is None.
-    return _is_original(entry.backward if entry.later is None else entry.later())

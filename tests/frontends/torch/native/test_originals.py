@@ -71,9 +71,13 @@ def test_another_way_to_call_is_planned_first(planned: list[Any]) -> None:
             fast(x.double())  # the original's error
 
 
-def test_in_training_when_the_backward_is_known_too(planned: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "planned_calls"), [(dfx.Sequential(), 1), (dfx.Branches(), 2)]
+)
+def test_in_training(planned: list[Any], strategy: Any, planned_calls: int) -> None:
+    """The second call finds the backward of the first; `Sequential` has none that is not the original's."""
     model = Block().train()
-    fast = dfx.schedule(copy.deepcopy(model), dfx.Sequential())
+    fast = dfx.schedule(copy.deepcopy(model), strategy)
     for _ in range(4):
         x = torch.randn(3, 8)
         for module in (fast, model):
@@ -82,14 +86,25 @@ def test_in_training_when_the_backward_is_known_too(planned: list[Any]) -> None:
             module(x).square().sum().backward()
         for got, want in zip(fast.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(got.grad, want.grad)
-    assert len(planned) == 2, "the first call has no backward yet, the second finds it"
+    assert len(planned) == planned_calls
 
 
-def test_a_forward_without_a_backward_goes_on_by_its_plan(planned: list[Any]) -> None:
-    fast = dfx.schedule(Block().train(), dfx.Sequential())
+@pytest.mark.parametrize(
+    ("strategy", "planned_calls"), [(dfx.Sequential(), 1), (dfx.Branches(), 3)]
+)
+def test_a_forward_without_a_backward(
+    planned: list[Any], strategy: Any, planned_calls: int
+) -> None:
+    model = Block().eval()
+    fast = dfx.schedule(model, strategy)
     for _ in range(3):
-        fast(torch.randn(3, 8))
-    assert len(planned) == 3
+        x = torch.randn(3, 8)
+        torch.testing.assert_close(fast(x), model(x))
+    assert len(planned) == planned_calls
+    fast(x).square().sum().backward()
+    want = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    for p, gradient in zip(model.parameters(), want, strict=True):
+        torch.testing.assert_close(p.grad, gradient)
 
 
 def test_what_changes_between_calls_is_seen() -> None:
