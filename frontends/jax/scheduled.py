@@ -22,7 +22,7 @@ from dynaflow_xla.frontends.jax.capture.mutation import effects
 from dynaflow_xla.frontends.jax.signature import backends, entry
 from dynaflow_xla.frontends.jax.signature.by_options import ProgramsByOptions
 from dynaflow_xla.frontends.jax.signature.own_options import OtherProgram
-from dynaflow_xla.frontends.jax.transform.programs import Programs
+from dynaflow_xla.frontends.jax.transform.programs import Captures, Programs
 from dynaflow_xla.frontends.jax.tuning import auto, decided, originals
 from dynaflow_xla.protocols import LikeAFunction, PassesOn, stands_at
 from dynaflow_xla.settings import Settings
@@ -70,6 +70,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             self.backend = backends.of(options)  # raises now what it has against them
         self._jit_options = _compat.jit_options(jitted)
         self._fallback: str = ""
+        self._captures: Captures | None = None
         self.decisions = Decisions(functools.partial(auto.Choice, None), _MOST_UNUSED)
         self.by_decision = decided.ByDecision(self)
         self._children: dict[Hashable, ScheduledFunction] = {}
@@ -97,7 +98,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         """The programs by signature."""
         return Programs(
             self.original, self.__wrapped__, self._options, self._jit_options,
-            copies_results=self.backend.copies_results,
+            copies_results=self.backend.copies_results, captures=self._captures,
         )  # fmt: skip
 
     @functools.cached_property
@@ -436,7 +437,8 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         key = identity(strategy)
         if key not in self._children:
             options = replace(self._options, strategy=strategy, candidate=True)
-            self._children[key] = ScheduledFunction(self.original, options)
+            child = self._children[key] = ScheduledFunction(self.original, options)
+            child._captures = self.programs.captures
         return self._children[key]
 
     def candidates(self) -> dict[str, Any]:

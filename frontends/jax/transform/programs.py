@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import jax
 
@@ -24,6 +25,10 @@ from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry
 from dynaflow_xla.settings import Settings
 
 _MAX_ENTRIES = 128
+_MAX_CAPTURES = 16
+
+Captures: TypeAlias = Recent[int, tuple[Any, capture.Captured]]
+"""By the number of a jaxpr, which is kept beside so that no other one gets it."""
 
 
 class Programs:
@@ -35,6 +40,7 @@ class Programs:
         options: What the user asked for.
         jit_options: What was given to ``jax.jit``.
         copies_results: Whether the backend makes results in memory of its own.
+        captures: What was captured of the original so far: candidates of ``Auto`` have the same.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Programs:
         jit_options: dict[str, Any],
         *,
         copies_results: bool,
+        captures: Captures | None = None,
     ):
         self._original, self._function = original, function
         self.options = options
@@ -53,10 +60,12 @@ class Programs:
         self.has_static = bool(jit_options["static_argnums"] or jit_options["static_argnames"])
         self.donates = bool(jit_options["donate_argnums"] or jit_options["donate_argnames"])
         self._entries: Recent[Any, tuple[Any, Any]] = Recent(_MAX_ENTRIES)
+        self.captures: Captures = Recent(_MAX_CAPTURES) if captures is None else captures
 
     def clear(self) -> None:
         """Forgets them all."""
         self._entries.clear()
+        self.captures.clear()
 
     def static(self, args: Any) -> tuple[set[int], set[str]]:
         """Numbers and names of static arguments."""
@@ -141,8 +150,11 @@ class Programs:
         consts = _const_order(traced, _compat.traced_consts(traced))
         if known is not None and (id(traced.jaxpr), known) in self._entries:
             return traced, None, consts
-        captured = capture.capture(traced.jaxpr, len(traced._consts), self.options.name)
-        return traced, captured, consts
+        jaxpr, captured = self.captures.get(id(traced.jaxpr)) or (None, None)
+        if jaxpr is not traced.jaxpr:
+            captured = capture.capture(traced.jaxpr, len(traced._consts), self.options.name)
+            self.captures[id(traced.jaxpr)] = traced.jaxpr, captured
+        return traced, replace(captured, loops={}), consts  # each plans the bodies of loops itself
 
     def _batched(
         self, traced: Any, captured: Any, consts: list[Any], args: Any, kwargs: Any

@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import dynaflow_xla as dfx
+from dynaflow_xla.frontends.jax.transform import programs
 
 WIDTH = 8
 
@@ -85,3 +87,28 @@ def test_layers_do_not_count() -> None:
         dfx.plan(split(fn, 2), *args)
         found.append(traces[0])
     assert found[0] == found[1]
+
+
+def test_autos_candidates_share_one_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[Any] = []
+    real = programs.capture.capture
+
+    def counted(closed: Any, *args: Any, **kwargs: Any) -> Any:
+        captured.append(closed)
+        return real(closed, *args, **kwargs)
+
+    monkeypatch.setattr(programs.capture, "capture", counted)
+
+    def f(xs: Any, y: Any) -> Any:
+        def step(c: Any, x: Any) -> Any:
+            return jnp.sort(c) + x, jnp.cos(c).sum()
+
+        return jax.lax.scan(step, y, xs), jnp.sort(y * 2)
+
+    fast = dfx.schedule(f, strategy="auto", lanes=2)
+    xs, y = jnp.ones((5, 4096)), jnp.arange(4096.0)[::-1]
+    dfx.explain(fast, xs, y)
+    for candidate in fast.candidates().values():
+        made = fast.with_strategy(candidate)
+        jax.tree.map(np.testing.assert_array_equal, made(xs, y), f(xs, y))
+    assert captured and len(set(map(id, captured))) == len(captured)
