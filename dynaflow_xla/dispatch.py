@@ -200,6 +200,8 @@ def compiling(fast: Any, args: Any, kwargs: Any) -> Scheduled:
 
 def bucketed(fast: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any, check: bool) -> Any:
     """The padded callable of ``dynaflow_xla.bucketed``, from the frontend that made ``fast``."""
+    if isinstance(fast, EitherFunction):
+        fast = fast.of_torch()
     torch: Any = sys.modules.get(_module("torch"))
     made = None if torch is None else torch.bucketed(fast, sizes, in_axes, out_axes, check)
     if made is None:
@@ -295,6 +297,10 @@ class EitherFunction:
         """
         name = getattr(self, "__name__", "the function")
         return self._get(of_call(name, (self._given,), args, kwargs, self._torch))
+
+    def of_torch(self) -> Any:
+        """The scheduled function of PyTorch's."""
+        return self._get("torch")
 
     def _get(self, framework: str) -> Any:
         if framework not in self._made:

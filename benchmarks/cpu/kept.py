@@ -39,16 +39,31 @@ def made() -> tuple[dict[str, Runs], dict[str, str]]:
     def function(x: Any) -> Any:
         return torch.sin(x) + 1
 
-    def run(fn: Any, grad: bool) -> Callable[[], Any]:
+    def run(fn: Any, args: Any, kwargs: Any, grad: bool) -> Callable[[], Any]:
         def without() -> Any:
             with torch.no_grad():
-                return fn(x)
+                return fn(*args, **kwargs)
 
-        return (lambda: fn(x)) if grad else without
+        return (lambda: fn(*args, **kwargs)) if grad else without
 
+    def keywords(x: Any, mask: Any = None, kinds: Any = None, scale: float = 1.0) -> Any:
+        return x * mask + kinds
+
+    def mapping(tensors: Any) -> Any:
+        return tensors["3"] + tensors["7"]
+
+    many = {str(n): torch.randn(4, 8) for n in range(16)}
+    three = {"x": x, "mask": torch.randn(4, 8), "kinds": torch.randn(4, 8), "scale": 2.0}
+    calls: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+        "linear": (linear, (x,), {}),
+        "sequential": (two, (x,), {}),
+        "function": (function, (x,), {}),
+        "keywords": (keywords, (), three),
+        "mapping": (mapping, (many,), {}),
+    }
     groups: dict[str, Runs] = {}
     decided = {}
-    for name, fn in (("linear", linear), ("sequential", two), ("function", function)):
+    for name, (fn, args, kwargs) in calls.items():
         auto = dfx.schedule(fn, dfx.Auto(), lanes=2)
         ways = {
             "eager": fn, "auto": auto, "torch_compile": torch.compile(fn),
@@ -56,11 +71,13 @@ def made() -> tuple[dict[str, Runs], dict[str, str]]:
         }  # fmt: skip
         for mode in ("grad", "no_grad"):
             group = f"{name}_{mode}"
-            groups[group] = {f"{group}_{w}": run(f, mode == "grad") for w, f in ways.items()}
+            groups[group] = {
+                f"{group}_{w}": run(f, args, kwargs, mode == "grad") for w, f in ways.items()
+            }
             for way in groups[group].values():
-                torch.testing.assert_close(way(), fn(x))
+                torch.testing.assert_close(way(), fn(*args, **kwargs))
             with torch.set_grad_enabled(mode == "grad"):
-                decided[group] = dfx.explain(auto, x).splitlines()[0]
+                decided[group] = dfx.explain(auto, *args, **kwargs).splitlines()[0]
     return groups, decided
 
 

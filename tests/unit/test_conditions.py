@@ -89,6 +89,8 @@ def test_what_no_split_can_meet(strategy: dfx.Strategy, rows: int, words: str) -
         (lambda: dfx.NanoBatch(2, boundaries=[0.5]), "must be integers, the rows at which requests begin"),
         (lambda: dfx.NanoBatch(2, boundaries=3), "boundaries must be numbers, or the key"),
         (lambda: dfx.NanoBatch(2, weights=[1, -1]), "finite and not negative"),
+        (lambda: dfx.NanoBatch(2, assume_separable="no"), "assume_separable must be True or False"),  # type: ignore[arg-type]
+        (lambda: dfx.Split.even(2, assume_separable=1), "assume_separable must be True or False"),  # type: ignore[arg-type]
         (lambda: dfx.NanoBatch(2, uneven=1), "uneven must be True or False"),  # type: ignore[arg-type]
         (lambda: dfx.NanoBatch([1, 1], uneven=True), "sizes or uneven=True, not both"),
         (lambda: dfx.NanoBatch([1, 1], weights="w"), "sizes or weights, not both"),

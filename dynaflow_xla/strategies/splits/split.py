@@ -33,6 +33,10 @@ class Split:
     conditions: Conditions = Conditions()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.assume_separable, bool):
+            raise PlanTypeError(
+                f"assume_separable must be True or False; got {self.assume_separable!r}"
+            )
         if self.assume_separable and self.joins.chosen:
             raise PlanError(
                 "assume_separable skips the proof, and only the proof tells how nano-batches are put "
@@ -52,12 +56,22 @@ class Split:
 
     @staticmethod
     def even(count: int, *, assume_separable: bool = False) -> Split:
-        """``count`` nano-batches of (nearly) the same size."""
+        """``count`` nano-batches of (nearly) the same size.
+
+        Args:
+            count: How many.
+            assume_separable: Skip the proof that rows are independent; the caller vouches for it.
+        """
         return Split(_checked_count("Split.even", count), (), assume_separable)
 
     @staticmethod
     def of_sizes(sizes: Iterable[int], *, assume_separable: bool = False) -> Split:
-        """Nano-batches of the given numbers of rows."""
+        """Nano-batches of the given numbers of rows.
+
+        Args:
+            sizes: Rows of each nano-batch; together they are the batch.
+            assume_separable: As in ``even``.
+        """
         checked = _row_counts(sizes)
         return Split(len(checked), checked, assume_separable)
 

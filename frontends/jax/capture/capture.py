@@ -107,6 +107,8 @@ def outer_reason(eqn: Any) -> OuterReason | None:
         return OuterReason("calls back into Python")
     if name in costs.COLLECTIVES:
         return OuterReason("communicates between devices", OuterKind.NETWORK)
+    if name == "device_put" and sharding.changes_nothing(eqn) and not sharding.names_devices(eqn):
+        return None
     if name in costs.OUTER_CALLS:
         scheduled = dict.fromkeys(costs.SCHEDULED, "is scheduled already")
         texts = {**scheduled, "device_put": "places data"}

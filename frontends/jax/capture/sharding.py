@@ -74,20 +74,52 @@ def changes_nothing(eqn: Any) -> bool:
     """Whether an equation only says that values lie where everything lies: on the one default device."""
     if eqn.primitive.name not in ("sharding_constraint", "device_put"):
         return False
-    places = list(named(eqn))
     if eqn.params.get("layout") is not None:
         return False
-    return len(places) == len(_given(eqn)) and all(map(_is_default, places))
+    given = [*_given(eqn), *(place for place in eqn.params.get("srcs", ()) if place is not None)]
+    places = list(named(eqn))  # a format, which is more than a place, is none of them
+    return len(places) == len(given) and all(map(_is_default, places))
 
 
 def without_default(eqn: Any) -> Any:
-    """The equation, its results on the one default device anyway, without saying so."""
+    """The equation, its results on the one default device anyway, without saying so; loops' bodies, too."""
+    if eqn.primitive.name in _LOOPS:
+        return _with_inner(eqn)
     given = [key for key in ("sharding", "out_sharding") if eqn.params.get(key) is not None]
     if not given or eqn.primitive.name == "sharding_constraint":
         return eqn
     if not all(_is_default(eqn.params[key]) for key in given):
         return eqn
     return eqn.replace(params={**eqn.params, **dict.fromkeys(given)})
+
+
+_LOOPS = frozenset({"scan", "while", "cond"})
+
+
+def _with_inner(eqn: Any) -> Any:
+    """The equation with programs in it that do not place values where everything lies."""
+    if eqn.primitive.name == "device_put":
+        if not changes_nothing(eqn) or not any(named(eqn)):
+            return eqn
+        nowhere = (None,) * len(eqn.invars)
+        return eqn.replace(params={**eqn.params, "devices": nowhere, "srcs": nowhere})
+    params = {key: _unplaced(value) for key, value in eqn.params.items()}
+    changed = any(params[key] is not value for key, value in eqn.params.items())
+    return eqn.replace(params=params) if changed else eqn
+
+
+def _unplaced(value: Any) -> Any:
+    if isinstance(value, jcore.ClosedJaxpr):
+        inner = _unplaced(value.jaxpr)
+        return value if inner is value.jaxpr else value.replace(jaxpr=inner)
+    if isinstance(value, jcore.Jaxpr):
+        eqns = [*map(_with_inner, value.eqns)]
+        same = all(a is b for a, b in zip(eqns, value.eqns, strict=True))
+        return value if same else value.replace(eqns=eqns)
+    if isinstance(value, tuple) and any(isinstance(x, jcore.ClosedJaxpr) for x in value):
+        made = tuple(map(_unplaced, value))
+        return value if all(a is b for a, b in zip(made, value, strict=True)) else made
+    return value
 
 
 def _given(eqn: Any) -> Any:

@@ -373,11 +373,17 @@ class Passes:
     def _same_residuals(self, sizes: Sequence[int]) -> bool:
         """Whether the forward pass keeps the same number of values, and the same inputs, at all sizes.
 
-        JAX leaves out operators on axes with one element, so a nano-batch of one row may differ.
+        JAX leaves out operators on axes with one element, so a nano-batch of one row may differ. And what
+        has a derivative at the whole batch's size need not have one at a nano-batch's: of square matrices
+        all singular vectors are known, say.
         """
         kept = set()
+        self._forward_at(self._batch)  # what has no derivative here has none in the original
         for size in {self._batch, *sizes}:
-            forward = self._forward_at(size)
+            try:
+                forward = self._forward_at(size)
+            except NotImplementedError:
+                return False
             inputs = forward.graph.inputs
             residuals = list(zip(forward.outputs, forward.output_is_value, strict=True))
             kept.add(

@@ -86,6 +86,7 @@ class ScheduledProgram:
         self._own = of_split(split, whole.jaxpr)
         self._rules: OwnRules | None = None
         self._order = 0
+        self._is_part = False  # of what the user scheduled
         self._by_parts: ByParts | None = None
         if self._takes is not None and _stays_in_parts(self._takes.resolved):
             self._by_parts = ByParts(self._takes, whole, flat_function)
@@ -167,6 +168,7 @@ class ScheduledProgram:
             read = [i for i, used in enumerate(needed) if used]
             specs = [spec(self.in_avals[i]) for i in read]
             made = ScheduledProgram(*alone(part, specs, self.entry.options, "part"))
+            made._is_part = True
             self._parts[numbers] = self._like(made), read
         return self._parts[numbers]
 
@@ -423,11 +425,12 @@ def _lower(ctx: Any, *operands: Any, program: ScheduledProgram) -> Any:
     elif _of_elements(program):
         # It may be what an operator does to single elements (lax.reduce, a scatter), which nothing tells
         # here: XLA ends the process where that calls something.
-        telling.fallback(
-            f"{program!r} computes with scalars alone, which is less than to hand them over, so the original "
-            "runs",
-            stacklevel=2,
-        )
+        if not program._is_part:
+            telling.fallback(
+                f"{program!r} computes with scalars alone, which is less than to hand them over, so the "
+                "original runs",
+                stacklevel=2,
+            )
         run = program.plain
     else:
         _refuse_more_devices(ctx, program)

@@ -150,11 +150,11 @@ class Programs:
         consts = _const_order(traced, _compat.traced_consts(traced))
         if known is not None and (id(traced.jaxpr), known) in self._entries:
             return traced, None, consts
-        jaxpr, captured = self.captures.get(id(traced.jaxpr)) or (None, None)
-        if jaxpr is not traced.jaxpr:
-            captured = capture.capture(traced.jaxpr, len(traced._consts), self.options.name)
-            self.captures[id(traced.jaxpr)] = traced.jaxpr, captured
-        return traced, replace(captured, loops={}), consts  # each plans the bodies of loops itself
+        kept = self.captures.get(id(traced.jaxpr))
+        if kept is None or kept[0] is not traced.jaxpr:
+            made = capture.capture(traced.jaxpr, len(traced._consts), self.options.name)
+            kept = self.captures[id(traced.jaxpr)] = traced.jaxpr, made
+        return traced, replace(kept[1], loops={}), consts  # each plans the bodies of loops itself
 
     def _batched(
         self, traced: Any, captured: Any, consts: list[Any], args: Any, kwargs: Any

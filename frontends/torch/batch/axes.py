@@ -13,6 +13,7 @@ from dynaflow_xla.batch.arguments import call_axes, named_results
 from dynaflow_xla.batch.proof import batch_of
 from dynaflow_xla.errors import PlanError, checks
 from dynaflow_xla.frontends.torch._compat import dynamo_graphs
+from dynaflow_xla.frontends.torch.capture import names
 
 
 def batch_dims(
@@ -87,7 +88,7 @@ def _spread(name: str, what: str, axes: Any, value: Any) -> list[tuple[str, Any,
         raise PlanError(f"{name!r}: in_axes of {what} must be an integer or None; got {axes!r}")
     if _is_tensor(value):
         return [(what, value, axis)]
-    leaves, _ = pytree.tree_flatten_with_path(value)
+    leaves = names.leaves_with_paths(value)
     return [(what + pytree.keystr(path), x, axis) for path, x in leaves if _is_tensor(x)]
 
 

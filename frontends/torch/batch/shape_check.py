@@ -7,6 +7,7 @@ that names the operator, and no error of a kernel in the middle of a call.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -19,17 +20,18 @@ from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Sized, Strided
 from dynaflow_xla.ir.graph import Operator
 
 
-def first_failure(sized: Sized, whole: Sized) -> Obstacle | None:
+def first_failure(sized: Sized, whole: Sized, once: Container[int] = ()) -> Obstacle | None:
     """The first operator that cannot run at a nano-batch's sizes, or makes another shape there.
 
     Args:
         sized: The graph at a nano-batch's sizes.
         whole: The graph at the whole batch's. What fails there too says nothing: operators that cannot
             run without data, kernels for fake tensors that know less than the real ones.
+        once: Values of operators that run on the whole batch.
     """
     check = _ShapeCheck(sized)
     for op in sized.captured.graph.ops:
-        if not _touched(op, sized, whole):
+        if any(v in once for v in op.outputs) or not _touched(op, sized, whole):
             continue
         reason = check.failure(op)
         if reason and not _ShapeCheck(whole).failure(whole.captured.graph.ops[op.index]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from dynaflow_xla import errors
 from dynaflow_xla.frontends.torch._compat import aot
@@ -38,6 +40,19 @@ PLACES = "_dfx_places"
 
 _FUNCTION = re.compile(r"^_dfx_function_\d+(@\d+)?$")
 _ROOT = re.compile(r"^[LG]\['(\w+)'\]")
+
+
+def leaves_with_paths(tree: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """Leaves of a pytree with where they are in it; containers need not say what their keys are."""
+    with contextlib.suppress(ValueError):
+        return pytree.tree_flatten_with_path(tree)[0]
+    members = pytree.tree_leaves(tree, is_leaf=lambda x: x is not tree)
+    named = type(tree) is dict
+    keys = map(
+        pytree.MappingKey if named else pytree.SequenceKey, tree if named else range(len(members))
+    )
+    found = zip(keys, map(leaves_with_paths, members), strict=True)
+    return [((key, *path), leaf) for key, leaves in found for path, leaf in leaves]
 
 
 def source_of(node: Any) -> Source | None:

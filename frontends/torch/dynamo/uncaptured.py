@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import functools
 import gc
 import os
 import random
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.frontends.torch._compat import captures
 from dynaflow_xla.frontends.torch.capture.names import is_internal
 
@@ -70,7 +70,8 @@ def told(tell: Callable[[str], None], runner: types.CodeType) -> Iterator[None]:
         return
     inside: types.FrameType | None = None
     # Freeing memory calls others' functions anywhere, and nothing that they raise comes through.
-    collected = {getattr(called, "__code__", None) for called in gc.callbacks}
+    # By identity: code that Dynamo makes may hold constants that have no hash.
+    collected = {id(getattr(called, "__code__", None)) for called in gc.callbacks}
 
     def watch(frame: types.FrameType, event: str, given: Any) -> None:
         nonlocal inside
@@ -79,7 +80,9 @@ def told(tell: Callable[[str], None], runner: types.CodeType) -> Iterator[None]:
         if inside is not None:
             return
         code = frame.f_code
-        if event == "call" and (code is runner or code.co_name == "__del__" or code in collected):
+        if event == "call" and (
+            code is runner or code.co_name == "__del__" or id(code) in collected
+        ):
             inside = frame
         elif event == "call" and _may_have_effects(code, frame.f_back):
             tell(f"{code.co_filename}:{frame.f_lineno}")
@@ -112,7 +115,7 @@ def not_told() -> Iterator[None]:
 def _may_have_effects(code: types.CodeType, caller: types.FrameType | None) -> bool:
     """Whether a frame of this code may change something that no capture tells."""
     called_there = caller is not None and _is_of_library(code) and _only_goes_on(caller.f_code)
-    if code in _STATES or not (called_there or _is_users(code)):
+    if any(code is state for state in _STATES) or not (called_there or _is_users(code)):
         return False
     if any(name.startswith(captures.GRAPH) for name in code.co_names):
         return False
@@ -122,10 +125,16 @@ def _may_have_effects(code: types.CodeType, caller: types.FrameType | None) -> b
     return not all(name in _OTHERS or name.startswith(_BEGINS_WITH) for name in names)
 
 
-@functools.lru_cache(maxsize=512)
+_names: Recent[int, tuple[types.CodeType, frozenset[str]]] = Recent(512)
+
+
 def _names_of(code: types.CodeType) -> frozenset[str]:
     """The names of its instructions; a loop may call it often."""
-    return frozenset(instruction.opname for instruction in _reached(code))
+    known, names = _names.get(id(code)) or (None, frozenset())
+    if known is not code:
+        names = frozenset(instruction.opname for instruction in _reached(code))
+        _names[id(code)] = code, names
+    return names
 
 
 def _is_users(code: types.CodeType) -> bool:

@@ -15,6 +15,7 @@ from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import modes, operators
 from dynaflow_xla.frontends.torch.capture.captured import Captured
+from dynaflow_xla.frontends.torch.capture.names import leaves_with_paths
 from dynaflow_xla.frontends.torch.commands import wait
 from dynaflow_xla.frontends.torch.core import Core
 from dynaflow_xla.frontends.torch.dynamo import running
@@ -330,7 +331,7 @@ def check_determinism(core: Core, args: Any, kwargs: Any, runs: int) -> Determin
         with keeping.preserved(target.original, target.changes, args, kwargs):
             given = copying.copies((args, kwargs))
             result = target.call(*given, planned=True)
-            leaves, _ = pytree.tree_flatten_with_path(result)
+            leaves = leaves_with_paths(result)
             told = [
                 (
                     "result" + pytree.keystr(path),

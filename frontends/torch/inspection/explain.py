@@ -137,10 +137,10 @@ def _by_name(fn: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
 
 def _compared(name: str, want: Any, got: Any, seen: set[int]) -> list[Row]:
     """Rows for all tensors in a tree, those in attributes of objects included."""
-    want_leaves, want_tree = pytree.tree_flatten_with_path(want)
-    got_leaves, got_tree = pytree.tree_flatten_with_path(got)
+    want_tree, got_tree = pytree.tree_structure(want), pytree.tree_structure(got)
     if want_tree != got_tree:
         raise VerificationError(f"the structure of {name} must be {want_tree}; got {got_tree}")
+    want_leaves, got_leaves = names.leaves_with_paths(want), names.leaves_with_paths(got)
     rows: list[Row] = []
     for (path, w), (_, g) in zip(want_leaves, got_leaves, strict=True):
         which = name + pytree.keystr(path)

@@ -28,6 +28,32 @@ def by_values(target: Any) -> Any:
     return _aten.reshape.default if target in _VIEWS else target
 
 
+_BY_FORMAT = {
+    _aten.native_group_norm.default: 1,
+    _aten.native_group_norm_backward.default: 2,
+}
+"""How many arguments at the front have to lie in the memory format that their strides suggest. A capture with
+an open batch saw that they do; of one row the strides may suggest another one."""
+
+
+def by_format(target: Any, rows: int) -> int:
+    """How many of an operator's arguments at the front are to be contiguous where they have so many rows."""
+    return _BY_FORMAT.get(target, 0) if rows == 1 else 0
+
+
+def in_format(target: Any) -> Any:
+    """What runs for an operator: for those that go by the memory format, with contiguous single rows."""
+    if (count := _BY_FORMAT.get(target, 0)) == 0:
+        return target
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if args[0].shape[0] == 1:
+            args = (*(x.contiguous() for x in args[:count]), *args[count:])
+        return target(*args, **kwargs)
+
+    return run
+
+
 def as_reshapes(gm: Any) -> None:
     """Rewrites an aten graph: what reads all of a contiguous tensor in order, and what writes all of it."""
     found = False

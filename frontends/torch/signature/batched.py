@@ -469,10 +469,11 @@ class BatchedGraph:
         A graph of proved operators that runs at one size of several rows runs at all of them.
         """
         proved = fit.proof.status == "separable"
+        once = () if fit.joining is None else fit.joining.once
         for size, sized in at.items():
             if sized is whole or size in self._fit or (proved and size > 1 and max(self._fit) > 1):
                 continue
-            found = shape_check.first_failure(sized, whole)
+            found = shape_check.first_failure(sized, whole, once)
             if found is not None:
                 name = self.captured.graph.name
                 raise SeparabilityError(

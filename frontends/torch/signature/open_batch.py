@@ -19,7 +19,7 @@ from dynaflow_xla.frontends.torch.batch import axes, mean_losses
 from dynaflow_xla.frontends.torch.capture.capture import capture
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.context import graph_name
-from dynaflow_xla.frontends.torch.capture.names import user_name
+from dynaflow_xla.frontends.torch.capture.names import leaves_with_paths, user_name
 from dynaflow_xla.frontends.torch.capture.sizes import expression, symbols_of
 from dynaflow_xla.frontends.torch.signature.batched import BatchedGraph
 from dynaflow_xla.strategies.base import Context, sizes_of
@@ -124,7 +124,7 @@ def sizes_in(gm: Any) -> list[OfferedSize]:
 def _names(offer: _Offer) -> dict[int, str]:
     """What the user calls each tensor among the arguments, by ``id``."""
     made: dict[int, str] = {}
-    for path, x in pytree.tree_flatten_with_path((list(offer.args), dict(offer.kwargs)))[0]:
+    for path, x in leaves_with_paths((list(offer.args), dict(offer.kwargs))):
         if isinstance(x, torch.Tensor):
             where = "kwargs" if path[0].idx else "args"
             source = f"L['{where}']{pytree.keystr(path[1:2])}"
@@ -238,7 +238,8 @@ def graph_of(
 ) -> BatchedGraph | None:
     """A graph of AOTAutograd with its batch; None if it is not to be split.
 
-    A batch of one row or none is no size to split, and a backward may be that of what has no rows.
+    A batch of one row or none is no size to split, nor is one of which a strategy wants no parts. A backward
+    may be that of what has no rows.
     Results of a graph that is ``broken`` go to code of the user's behind a graph break.
 
     Raises:
@@ -252,11 +253,13 @@ def graph_of(
             symbols.add(expr)
             continue
         if isinstance(expr, int) or getattr(expr, "is_Integer", False):
-            if int(expr) in (0, 1):
-                shapes = tuple(tuple(t.shape) for t in _tensors(gm))
-                context = Context(int(expr), shapes, "cpu", options.lanes, options.user)
-                with with_data():
-                    sizes_of(options.strategy, context)  # refuses more nano-batches than rows
+            shapes = tuple(tuple(t.shape) for t in _tensors(gm))
+            context = Context(int(expr), shapes, "cpu", options.lanes, options.user)
+            with with_data():
+                parts, _ = sizes_of(
+                    options.strategy, context
+                )  # refuses more nano-batches than rows
+            if int(expr) in (0, 1) or not parts:
                 return None
             where = dynamo_graphs.where_fixed(size.size)
             tied = (

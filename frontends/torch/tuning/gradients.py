@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.frontends.torch.capture.leaves import leaves_of
+from dynaflow_xla.frontends.torch.capture.names import leaves_with_paths
 
 
 def of(result: Any, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -44,7 +45,7 @@ def names(original: Any, args: Any, kwargs: Any) -> dict[int, str]:
     """By identity the names of tensors among the arguments (of ``copying``) and of parameters."""
     found: dict[int, str] = {}
     for said, tree in (("argument", args), ("argument ", kwargs)):
-        for path, x in pytree.tree_flatten_with_path(tree)[0]:
+        for path, x in leaves_with_paths(tree):
             if isinstance(x, torch.Tensor):
                 # The copy of a computed one is computed, from a leaf of its own.
                 found |= dict.fromkeys(map(id, (x, *leaves_of([x]))), said + pytree.keystr(path))

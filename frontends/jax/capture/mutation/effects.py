@@ -33,12 +33,13 @@ def watched(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = _contents((args, kwargs))
-        own = _attributes(owner)
+        own, held = _attributes(owner), dict(getattr(owner, "__dict__", ()))
         result = fn(*args, **kwargs)
         if not _compat.under_disable_jit():  # else everything happened as it is written
             if place := _changed(given, _contents((args, kwargs))):
                 _refuse(fn, f"its arguments ({_argument(place)})")
             if name := _changed_attribute(own, _attributes(owner)):
+                _put_back(owner, held)
                 _refuse(fn, f"the attribute {name!r} of its {type(owner).__name__}")
         return result
 
@@ -99,10 +100,32 @@ def _changed(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> Any
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
-    """Attributes of an object, with what they hold."""
+    """Attributes of an object and defaults that its classes have for them, with what they hold."""
     if owner is None or not hasattr(owner, "__dict__"):
         return {}
-    return {name: (value, _contents(value)) for name, value in vars(owner).items()}
+    found: dict[str, Any] = {}
+    for cls in reversed(type(owner).__mro__):
+        found.update({k: v for k, v in vars(cls).items() if _is_default(k, v)})
+    found.update(vars(owner))
+    return {name: (value, _contents(value)) for name, value in found.items()}
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Whether a class has an attribute for its objects: no code, and no registry or cache of the class's."""
+    if name.startswith("__") or callable(value) or hasattr(value, "__get__"):
+        return False
+    return not isinstance(value, dict | set | ModuleType)
+
+
+def _put_back(owner: Any, held: dict[str, Any]) -> None:
+    """Attributes as they were: what a refused trace left in them would break the object."""
+    attributes = vars(owner)
+    for name in [*attributes]:
+        if name not in held:
+            del attributes[name]
+        elif attributes[name] is not held[name]:
+            attributes[name] = held[name]
+    attributes.update({name: value for name, value in held.items() if name not in attributes})
 
 
 def _changed_attribute(before: dict[str, Any], after: dict[str, Any]) -> str:

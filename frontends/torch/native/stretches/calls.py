@@ -32,6 +32,8 @@ def call_of(payload: Payload, examples: Mapping[int, Any]) -> tuple[Callable[...
     target = payload.target
     if strides.by_values(target) is not target:
         return torch.reshape, _tuples(payload.args), _tuples(payload.kwargs)
+    if (of_rows := strides.in_format(target)) is not target:
+        return of_rows, payload.args, payload.kwargs
     ours = recurrent.direct(target)
     if ours is not target or type(target) is not operators.Operator:
         return ours, payload.args, payload.kwargs

@@ -132,6 +132,59 @@ def test_a_changed_attribute_is_refused(method: str, attribute: str) -> None:
         dfx.schedule(getattr(Scale(), method), "branches")(X)
 
 
+class Defaults:
+    """Its class says what its attributes are at first."""
+
+    calls, rate, cache, made = 0, 2.0, {}, None  # type: ignore[var-annotated]
+    log: list[int] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.w = X
+
+    @functools.cached_property
+    def factor(self) -> float:
+        return 3.0
+
+    def counted(self, x: Any) -> Any:
+        self.calls += 1
+        return x
+
+    def counted_by_all(self, x: Any) -> Any:
+        Defaults.calls += 1
+        return x
+
+    def logged(self, x: Any) -> Any:
+        self.log.append(1)
+        return x
+
+    def moved(self, x: Any) -> Any:
+        self.w = self.w + x
+        self.new = x
+        return x
+
+    def cached(self, x: Any) -> Any:
+        self.cache["x"], self.made = 1, 5
+        return x * self.factor * self.rate
+
+
+@pytest.mark.parametrize(
+    ("method", "attribute"),
+    [("counted", "calls"), ("counted_by_all", "calls"), ("logged", "log"), ("moved", "w")],
+)
+def test_a_changed_default_of_the_class_is_refused(method: str, attribute: str) -> None:
+    thing = Defaults()
+    for _ in range(2):
+        with pytest.raises(
+            dfx.UnsupportedError, match=f"the attribute '{attribute}' of its Defaults"
+        ):
+            dfx.schedule(getattr(thing, method), "branches")(X)
+        assert vars(thing) == {"w": thing.w} and thing.w is X, "what the trace left is gone"
+
+
+def test_what_is_filled_in_once_is_no_effect() -> None:
+    np.testing.assert_array_equal(dfx.schedule(Defaults().cached, "branches")(X), X * 6)
+
+
 def test_what_is_compiled_already_is_refused() -> None:
     for stage in (jax.jit(jnp.sin).lower(X).compile(), jax.pmap(jnp.sin)):
         with pytest.raises(dfx.UnsupportedError, match=r"dfx\.schedule\(f\)"):

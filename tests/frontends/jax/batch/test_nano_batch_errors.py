@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -406,3 +407,17 @@ def test_effects_are_refused(fn: Any, kind: str, assume: bool) -> None:
     fast = split(fn, dfx.NanoBatch(2, assume_separable=assume))
     with pytest.raises((dfx.UnsupportedError, dfx.SeparabilityError), match=rf"{kind}.*\.py:\d+"):
         fast(X)
+
+
+@pytest.mark.parametrize("strategy", [dfx.NanoBatch(2), dfx.DualBatch()])
+def test_what_has_a_derivative_at_the_whole_batchs_size_only(strategy: Any) -> None:
+    """JAX differentiates the singular vectors of square matrices, and of no others."""
+
+    def f(x: Any, y: Any) -> Any:
+        return jnp.sort(x, -1), jnp.linalg.svd(x @ y)[1]
+
+    x, y = np.random.default_rng(0).normal(size=(2, 8, 8)).astype(np.float32)
+    fast = dfx.schedule(f, strategy, in_axes=(0, None), out_axes=(0, None))
+    for loss in (lambda fn, x: fn(x, y)[0].sum(), lambda fn, x: sum(o.sum() for o in fn(x, y))):
+        got, want = (jax.grad(partial(loss, fn))(x) for fn in (fast, f))
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)

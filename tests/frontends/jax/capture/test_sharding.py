@@ -132,3 +132,32 @@ print("end")
 """,
         devices=4,
     )
+
+
+@pytest.mark.parametrize("where", [None, DEVICE])
+@pytest.mark.parametrize("loop", ["scan", "while", "cond"])
+def test_what_places_nothing_inside_of_loops_keeps_them_on_lanes(loop: str, where: Any) -> None:
+    def step(x: Any) -> Any:
+        return jax.jit(lambda v: jnp.sin(jax.device_put(v, where)) + 1e-3)(x)
+
+    def f(x: Any) -> Any:
+        if loop == "scan":
+            return jax.lax.scan(lambda c, _: (step(c), None), x, None, length=20)[0]
+        if loop == "while":
+            return jax.lax.fori_loop(0, 20, lambda _, c: step(c), x)
+        return jax.lax.cond(x.shape[0] > 1, step, lambda c: c, jnp.sort(x))
+
+    def both(x: Any, y: Any) -> Any:
+        return f(x), f(y)
+
+    x, y = np.random.default_rng(0).normal(size=(2, 64, 32)).astype(np.float32)
+    fast = dfx.schedule(both, dfx.Branches(wide=False), lanes=2)
+    for got, want in zip(fast(x, y), both(x, y), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert "places data" not in dfx.explain(fast, x, y)
+    nano = dfx.schedule(f, dfx.NanoBatch(2), in_axes=0)
+    if loop != "cond":  # a condition is one for all rows
+        np.testing.assert_allclose(nano(x), f(x), rtol=1e-5)
+    if loop == "scan":
+        got, want = (jax.grad(lambda x, g=g: (g(x) ** 2).sum())(x) for g in (nano, f))
+        np.testing.assert_allclose(got, want, rtol=1e-4)

@@ -290,3 +290,11 @@ def test_a_strategy_that_counts_on_all_regions_has_them() -> None:
     fast = dfx.schedule(f, strategy=_NeedsEigh(), lanes=2)
     x, w = np.arange(512, dtype=np.float32)[::-1], np.eye(64, dtype=np.float32)
     np.testing.assert_array_equal(jax.jit(lambda x: fast(x, w)[0])(x), np.sort(x))
+
+
+def test_parts_that_are_scalars_say_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    fast = dfx.schedule(lambda x, n: (jnp.sort(x, -1), n + 1), "branches", lanes=2)
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    assert jax.jit(lambda x, n: fast(x, n)[1])(x, 1) == 2
+    assert jax.jit(lambda x: lax.scan(lambda n, a: (fast(a, n)[1], None), 0, x)[0])(x[None]) == 1
+    assert not recwarn.list

@@ -271,3 +271,12 @@ def test_a_program_of_one_size() -> None:
             dfx.bucketed(fast, [4], in_axes=0)(x[:3])
         unchecked = dfx.bucketed(fast, [4], in_axes=0, check=False)
         torch.testing.assert_close(unchecked(x[:3]), net(x[:3]))
+
+
+def test_a_function_that_may_be_of_either_framework() -> None:
+    def f(x: Any) -> Any:
+        return x.sin() * 2
+
+    x = torch.randn(5, 3)
+    buckets = dfx.bucketed(dfx.schedule(f, "branches", lanes=1), [8], in_axes=0)
+    torch.testing.assert_close(buckets(x), f(x))

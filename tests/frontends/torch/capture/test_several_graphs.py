@@ -151,3 +151,28 @@ def test_arguments_that_change_before_the_first_graph(make: Any) -> None:
         results.append([(*call(x, noted), x.clone(), list(noted)) for _ in range(3)])
         results[-1].append(getattr(f, "count", 0))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+class Strided(torch.nn.Module):
+    """A number is read in a method that a comprehension goes through, as detectors make their anchors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stride, self.conv = torch.tensor([8.0, 4.0]), torch.nn.Conv2d(3, 4, 1)
+
+    def make(self, x: Any) -> Any:
+        return torch.full((x.shape[3], 1), float(self.stride[0])), torch.ones(8)
+
+    def forward(self, x: Any) -> Any:
+        x = self.conv(x)
+        a, b = [t * 2 for t in self.make(x)]
+        return x * a + b
+
+
+@pytest.mark.parametrize("strategy", ["branches", "auto"])
+def test_a_break_in_what_a_comprehension_goes_through(strategy: str) -> None:
+    model, x = Strided().eval(), torch.randn(4, 3, 8, 8)
+    fast = dfx.schedule(model, strategy=strategy, lanes=2)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+        assert "conv" in dfx.explain(fast, x)

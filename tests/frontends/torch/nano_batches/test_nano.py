@@ -423,3 +423,92 @@ def test_an_argument_that_is_a_parameter() -> None:
         grads = [torch.autograd.grad(g(x).sin().sum(), x)[0] for g in (layer, fast)]
         torch.testing.assert_close(grads[1], grads[0])
     assert f"the batch of {rows} rows is split" in dfx.explain(fast, x)
+
+
+class _One(dfx.Strategy):
+    """Asks for one nano-batch, as a strategy may for small batches."""
+
+    def split(self, context: Any) -> Any:
+        return dfx.Split.even(1)
+
+    def schedule(self, s: Any) -> None:
+        while ready := s.ready():
+            s.execute(ready[0])
+
+
+@pytest.mark.parametrize("strategy", [_One(), dfx.NanoBatch(1), dfx.published.NanoFlow(1)])
+def test_one_nano_batch_needs_no_batch(strategy: Any) -> None:
+    def f(w: Any, y: Any) -> Any:
+        return y @ w.T + torch.eye(3)[0]
+
+    w, y = torch.randn(3, 3, requires_grad=True), torch.randn(2, 3)
+    fast = split(f, strategy, in_axes=None)
+    check(fast, w, y)
+    (got,), (want,) = (torch.autograd.grad(fn(w, y).square().sum(), w) for fn in (fast, f))
+    torch.testing.assert_close(got, want)
+    with pytest.raises(SeparabilityError, match="fixes it to 3"):
+        split(f, 2, in_axes=None)(w, y)
+
+
+class _NormedImages(torch.nn.Module):
+    """As attention over an image ends: rows of one have strides that suggest another memory format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.norm = torch.nn.Linear(16, 16), torch.nn.GroupNorm(8, 16)
+
+    def forward(self, x: Any) -> Any:
+        b, c, h, w = x.shape
+        rows = self.out(x.view(b, c, h * w).transpose(1, 2))
+        return self.norm(rows.transpose(-1, -2).reshape(b, c, h, w))
+
+
+@pytest.mark.parametrize("batch", [4, 3, 2])
+def test_group_norm_of_one_row(batch: int) -> None:
+    model = _NormedImages()
+    fast = split(model)
+    x = torch.randn(batch, 16, 4, 4, requires_grad=True)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+    given = [x, *model.parameters()]
+    got, want = (torch.autograd.grad(fn(x).square().sum(), given) for fn in (fast, model))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [2, [2, 1]])
+def test_batch_norm_whose_nano_batch_has_one_value_a_channel(sizes: Any) -> None:
+    made = torch.nn.Sequential(
+        torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2)
+    )
+    models = made, copy.deepcopy(made)
+    x = torch.randn(3 if sizes != 2 else 2, 6)
+    results = [fn(x) for fn in (split(models[0], sizes), models[1])]
+    torch.testing.assert_close(*results)
+    for result in results:
+        result.square().sum().backward()
+    for a, b in zip(*(m.parameters() for m in models), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    torch.testing.assert_close(*(m[1].running_var for m in models))
+
+
+class _Named(dict):  # type: ignore[type-arg]
+    """A result as libraries have them: a pytree that does not say what its keys are."""
+
+
+torch.utils._pytree.register_pytree_node(
+    _Named, lambda x: (list(x.values()), list(x)), lambda v, c: _Named(zip(c, v, strict=True))
+)
+
+
+@pytest.mark.parametrize("in_axes", [None, 0])
+def test_pytrees_without_keys(in_axes: Any) -> None:
+    layer = torch.nn.Linear(8, 8)
+
+    def f(given: Any) -> Any:
+        return _Named(y=layer(given["y"]).tanh())
+
+    given = _Named(y=torch.randn(4, 8))
+    fast = split(f, in_axes=in_axes)
+    check(fast, given)
+    dfx.verify(fast, given)
+    dfx.verify(dfx.schedule(f, "branches", backend="torch"), given)
