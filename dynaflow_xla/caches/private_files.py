@@ -46,7 +46,7 @@ def cache_folder() -> Path:
     """
     root = os.environ.get("DYNAFLOW_XLA_CACHE_DIR")
     if root:
-        return Path(root)
+        return Path(os.path.expanduser(root))
     caches = os.environ.get("XDG_CACHE_HOME", "")
     # The standard of these variables has relative paths ignored.
     if os.path.isabs(caches):

@@ -1,5 +1,6 @@
 """Published strategies, each written on the public interface of this package: read, copy, change them."""
 
+from dynaflow_xla.published import arguments
 from dynaflow_xla.published.fused import Fused as Fused
 from dynaflow_xla.published.ios import IOS as IOS
 from dynaflow_xla.published.lanes_by_resource import LanesByResource as LanesByResource
@@ -13,3 +14,15 @@ from dynaflow_xla.published.pod_attention import PODAttention as PODAttention
 from dynaflow_xla.published.single_batch_overlap import SingleBatchOverlap as SingleBatchOverlap
 from dynaflow_xla.published.token_weave import TokenWeave as TokenWeave
 from dynaflow_xla.published.two_batch_overlap import TwoBatchOverlap as TwoBatchOverlap
+
+arguments.checked(Fused, kernel=arguments.kernel())
+arguments.checked(IOS, most=arguments.at_least(0))
+arguments.checked(LanesByResource, compute=arguments.at_least(0))
+arguments.checked(NanoFlow, n=arguments.at_least(1))
+arguments.checked(PODAttention, prefill=arguments.name)
+arguments.checked(
+    TokenWeave,
+    kernel=arguments.kernel(optional=True),
+    first=arguments.at_least(0, optional=True),
+)
+arguments.checked(TwoBatchOverlap, rows=arguments.at_least(0))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from dynaflow_xla.errors import bad_argument, checks
+from dynaflow_xla.errors import PlanError, bad_argument, checks
 from dynaflow_xla.strategies.base import Strategy
 from dynaflow_xla.strategies.branches import Branches
 from dynaflow_xla.strategies.nano_batch import NanoBatch
@@ -60,6 +61,8 @@ class Auto(Strategy):
     ) -> None:
         self.budget_s = None if budget_s is None else _number("budget_s", budget_s)
         self.margin = _number("margin", margin)
+        if self.margin >= 1.0:
+            raise PlanError(f"Auto(margin=...) is a share of the time, less than 1; got {margin!r}")
         self.min_cost_ns = _number("min_cost_ns", min_cost_ns)
 
     def candidates(self, lanes: int, *, batched: bool = False) -> list[Strategy]:
@@ -84,7 +87,12 @@ class Auto(Strategy):
         Branches().schedule(s)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        options = inspect.signature(Auto).parameters.items()
+        given = {name: (getattr(self, name, p.default), p.default) for name, p in options}
+        other = [
+            f"{name}={value!r}" for name, (value, default) in given.items() if value != default
+        ]
+        return f"{type(self).__name__}({', '.join(other)})"
 
 
 def too_large(candidate: Strategy, regions: int) -> str:

@@ -156,8 +156,8 @@ def load(key: str) -> dict[str, Any] | None:
     try:
         data = private_files.opened(private_files.read(path), CACHE_VERSION)
         return msgspec.structs.asdict(msgspec.convert(data, _Decision))
-    except FileNotFoundError:
-        return None
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # of the second, too, whoever stores one says so
     except private_files.Untrusted as error:
         private_files.refused(folder, error)
         return None

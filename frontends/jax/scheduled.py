@@ -367,9 +367,12 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         return any(not isinstance(n, int) for leaf in leaves for n in getattr(leaf, "shape", ()))
 
     def _entry(self, args: Any, kwargs: Any) -> tuple[Any, list[Any], Any]:
-        traced, consts, program = self.programs.program(
-            args, kwargs, warn=not self._options.candidate
-        )
+        try:
+            traced, consts, program = self.programs.program(
+                args, kwargs, warn=not self._options.candidate
+            )
+        except TypeError as error:
+            raise self._with_way_out(error, args, kwargs)  # noqa: B904  (as where it is called)
         return traced, consts, program.entry
 
     def _unsupported_platform(self) -> bool:

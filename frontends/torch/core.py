@@ -431,11 +431,13 @@ class Core(Offering):
         is all.
 
         Raises:
-            UnsupportedError: lazy modules of it have no parameters yet.
+            UnsupportedError: lazy modules of it have no parameters yet, or it is given JAX arrays.
         """
         lazy.check(self.original, self.options.name)
         if self._later:
             return []
+        if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
+            self.backend.for_arrays(self.original)  # only a program of JAX's takes them
         if (current := self.current()) is not self:
             return [] if current is None else current.all_planned(args, kwargs)
         target = self.target(args, kwargs)

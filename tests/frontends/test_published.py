@@ -6,6 +6,7 @@ import ast
 import functools
 import heapq
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -322,3 +323,23 @@ def test_prefill_has_to_be_one_of_the_functions(framework: Framework) -> None:
     named = dfx.together(fill, decode, strategy=published.PODAttention("fill"), lanes=2)
     for got, want in zip(named(x, x), named.original(x, x), strict=True):
         np.testing.assert_allclose(_numpy(got), _numpy(want), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (lambda: published.NanoFlow(0), dfx.PlanError, "n must be an integer >= 1; got 0"),
+        (lambda: published.NanoFlow("a"), TypeError, "n must be an integer >= 1; got 'a'"),  # type: ignore[arg-type]
+        (lambda: published.TwoBatchOverlap(-1), dfx.PlanError, "rows must be an integer >= 0"),
+        (lambda: published.IOS(math.nan), TypeError, "most must be an integer >= 0; got nan"),  # type: ignore[arg-type]
+        (lambda: published.LanesByResource(-1), dfx.PlanError, "compute must be an integer >= 0"),
+        (lambda: published.PODAttention(3), TypeError, "prefill must be the name"),  # type: ignore[arg-type]
+        (lambda: published.TokenWeave(first=-1), dfx.PlanError, "first must be an integer >= 0"),
+        (lambda: published.TokenWeave(3), TypeError, "kernel must be a function"),  # type: ignore[arg-type]
+        (lambda: published.Fused(3), TypeError, "Fused: kernel must be a function"),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_that_cannot_be(make: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(dfx.PlanError, match=words) as caught:
+        make()
+    assert isinstance(caught.value, kind)

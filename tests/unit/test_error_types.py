@@ -81,6 +81,7 @@ WRONG_VALUES: dict[str, Any] = {
     "sizes": lambda: dfx.Split.of_sizes([3, 0]),
     "no sizes": lambda: dfx.Split.of_sizes([]),
     "budget": lambda: dfx.Auto(budget_s=-1.0),
+    "share": lambda: dfx.Auto(margin=2),
     "pattern": lambda: dfx.Op(""),
     "chain": lambda: dfx.Seq(dfx.Op("a")),
     "mark": lambda: dfx.mark("a/b"),
