@@ -209,7 +209,13 @@ def bucketed(
 
 
 def graph(fast: Any, /, *args: Any, **kwargs: Any) -> PartitionedGraph:
-    """The partitioned graph for these arguments (arrays or ``jax.ShapeDtypeStruct``)."""
+    """The partitioned graph for these arguments.
+
+    Args:
+        fast: What ``schedule`` or ``together`` returned.
+        *args: Arrays, tensors or ``jax.ShapeDtypeStruct``; nothing runs.
+        **kwargs: As ``args``.
+    """
     return serving(fast, "graph", args, kwargs).planned(args, kwargs).pg
 
 
@@ -217,6 +223,11 @@ def plan(fast: Any, /, *args: Any, **kwargs: Any) -> Plan:
     """The validated plan for these arguments.
 
     Where ``Auto`` runs the original it is the plan of a candidate; a note of the plan says so.
+
+    Args:
+        fast: What ``schedule`` or ``together`` returned.
+        *args: Arrays, tensors or ``jax.ShapeDtypeStruct``.
+        **kwargs: As ``args``.
     """
     made = serving(fast, "plan", args, kwargs)
     found = made.planned(args, kwargs).plan
@@ -268,9 +279,15 @@ def simulate(fast: Any, /, *args: Any, costs: Any = None, **kwargs: Any) -> Time
 def explain(fast: Any, /, *args: Any, deep: bool = False, **kwargs: Any) -> str:
     """A readable account: regions, lanes, costs, sources, copies, notes, decisions.
 
-    With ``deep=True`` (backend ``"xla"``) it is followed by what ``compile`` reads back, or without a
-    GPU and a target by what is in the program for this CPU. With ``select`` it begins with all plans and
-    how often each ran; what follows is of the one that is chosen for these arguments.
+    With ``select`` it begins with all plans and how often each ran; what follows is of the one that is
+    chosen for these arguments.
+
+    Args:
+        fast: What ``schedule`` or ``together`` returned.
+        *args: Arrays, tensors or ``jax.ShapeDtypeStruct``.
+        deep: With backend ``"xla"`` it is followed by what ``compile`` reads back, or without a GPU and a
+            target by what is in the program for this CPU.
+        **kwargs: As ``args``.
     """
     return serving(fast, "explain", args, kwargs).explain(args, kwargs, deep=deep)
 
@@ -307,6 +324,11 @@ def compiler_options(fast: Any, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
     A top-level call applies them on CUDA. Inside a ``jax.jit`` of your own, give them to it:
     ``jax.jit(step, compiler_options=dfx.compiler_options(fast, *args))``.
+
+    Args:
+        fast: What ``schedule`` or ``together`` returned.
+        *args: Arrays or ``jax.ShapeDtypeStruct``.
+        **kwargs: As ``args``.
     """
     return serving(fast, "compiler_options", args, kwargs).compiler_options(args, kwargs)
 
@@ -317,6 +339,11 @@ def verify(fast: Any, /, *args: Any, **kwargs: Any) -> Report:
     Elements may differ by ``r`` times their size and ``r`` times the root mean square of their output
     (elements that a mask filled in left out): ``r`` is 2e-5 for float32 and complex64, 1e-12 for float64
     and complex128, 2e-3 for float16, 2e-2 for bfloat16. NaNs, infinities and other types must be equal.
+
+    Args:
+        fast: What ``schedule`` or ``together`` returned.
+        *args: Arrays or tensors; nothing of them is changed.
+        **kwargs: As ``args``.
 
     Returns:
         A report, one line an output (``str(report)``).
@@ -392,6 +419,11 @@ def profile(fast: Any, /, *args: Any, **kwargs: Any) -> Timeline:
     be a little longer than an ordinary call. Lane programs run a few times and the fastest run
     counts; outer regions, which may have effects, run once. Time between the two is left out.
     Where ``Auto`` runs the original, a candidate's plan is what is measured, and a note says so.
+
+    Args:
+        fast: What ``schedule`` or ``together`` returned.
+        *args: Arrays or tensors; nothing of them is changed.
+        **kwargs: As ``args``.
     """
     made = serving(fast, "profile", args, kwargs)
     return _said(made.profile(args, kwargs), made.beside_the_plan(args, kwargs))
@@ -445,6 +477,12 @@ def tune(fast: Any, /, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any
 
     JAX: regions are profiled first; their times predict which candidates are worth measuring, and
     stay with the decision for ``simulate`` and ``explain``.
+
+    Args:
+        fast: What ``schedule`` or ``together`` returned.
+        *args: Arrays or tensors; nothing of them is changed.
+        budget_s: Seconds that it may take, compiling included.
+        **kwargs: As ``args``.
 
     Raises:
         PlanError: the function has a fixed strategy, or the budget does not suffice.

@@ -100,6 +100,10 @@ class Scope(Rule):
     The pattern is a glob over the scope path joined by "/", where ``**`` spans components; it
     matches an operator if it matches the path or one of its leading parts. In PyTorch the path is
     the module's ("encoder/layers/0"); a module's second call adds "@1", which the pattern may omit.
+
+    Args:
+        pattern: The glob.
+        **labels: ``name``, ``tags`` and ``resource`` of the regions, see :class:`Rule`.
     """
 
     def __init__(self, pattern: str, **labels: Any) -> None:
@@ -133,7 +137,12 @@ class Scope(Rule):
 
 
 class Op(Rule):
-    """Operators by kind: ``Op("all_reduce|psum")``; globs and ``|`` alternatives. One region each."""
+    """Operators by kind: ``Op("all_reduce|psum")``. One region each.
+
+    Args:
+        pattern: A glob over the kind, or several with ``|`` between them.
+        **labels: ``name``, ``tags`` and ``resource`` of the regions, see :class:`Rule`.
+    """
 
     def __init__(self, pattern: str, **labels: Any) -> None:
         super().__init__(**labels)
@@ -157,7 +166,12 @@ class Op(Rule):
 
 
 class Call(Rule):
-    """Calls of nested functions by name: ``Call("block")`` for a nested ``jax.jit``. One region a call."""
+    """Calls of nested functions by name: ``Call("block")`` for a nested ``jax.jit``. One region a call.
+
+    Args:
+        pattern: A glob over the function's name.
+        **labels: ``name``, ``tags`` and ``resource`` of the regions, see :class:`Rule`.
+    """
 
     def __init__(self, pattern: str, **labels: Any) -> None:
         super().__init__(**labels)
@@ -186,7 +200,12 @@ class Call(Rule):
 
 
 class Module(Rule):
-    """Modules by class or path glob, for graphs that know module classes (PyTorch's). One region a call."""
+    """Modules by class or path glob, for graphs that know module classes (PyTorch's). One region a call.
+
+    Args:
+        module: A class of modules, or a glob over their paths.
+        **labels: ``name``, ``tags`` and ``resource`` of the regions, see :class:`Rule`.
+    """
 
     def __init__(self, module: Any, **labels: Any) -> None:
         super().__init__(**labels)
@@ -227,7 +246,12 @@ class Module(Rule):
 
 
 class Where(Rule):
-    """Operators for which a predicate holds; connected ones form one region."""
+    """Operators for which a predicate holds; connected ones form one region.
+
+    Args:
+        predicate: Gets an operator of the graph and says whether it is meant.
+        **labels: ``name``, ``tags`` and ``resource`` of the regions, see :class:`Rule`.
+    """
 
     def __init__(self, predicate: Callable[[Operator], bool], **labels: Any) -> None:
         super().__init__(**labels)
@@ -256,7 +280,12 @@ class Where(Rule):
 
 
 class Seq(Rule):
-    """A chain of operators, each matched by the next rule and reading the previous one's result."""
+    """A chain of operators, each matched by the next rule and reading the previous one's result.
+
+    Args:
+        *rules: ``Op`` or ``Where``, one for each operator of the chain, two at least.
+        **labels: ``name``, ``tags`` and ``resource`` of the regions, see :class:`Rule`.
+    """
 
     def __init__(self, *rules: Op | Where, **labels: Any) -> None:
         super().__init__(**labels)

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.batch.arguments import call_axes, named_results
 from dynaflow_xla.batch.proof import batch_of
-from dynaflow_xla.errors import PlanError, checks
+from dynaflow_xla.errors import PlanError, PlanTypeError, checks
 from dynaflow_xla.frontends.torch._compat import dynamo_graphs
 from dynaflow_xla.frontends.torch.capture import names
 
@@ -85,7 +85,7 @@ def _spread(name: str, what: str, axes: Any, value: Any) -> list[tuple[str, Any,
         return []
     axis = checks.integer(axes)
     if axis is None:
-        raise PlanError(f"{name!r}: in_axes of {what} must be an integer or None; got {axes!r}")
+        raise PlanTypeError(f"{name!r}: in_axes of {what} must be an integer or None; got {axes!r}")
     if _is_tensor(value):
         return [(what, value, axis)]
     leaves = names.leaves_with_paths(value)

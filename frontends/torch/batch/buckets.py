@@ -14,7 +14,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.batch.arguments import call_axes
-from dynaflow_xla.errors import PlanError, SeparabilityError, UnsupportedError, checks
+from dynaflow_xla.errors import (
+    PlanError,
+    PlanTypeError,
+    SeparabilityError,
+    UnsupportedError,
+    checks,
+)
 
 
 class Bucketed:
@@ -41,7 +47,8 @@ class Bucketed:
         asked = checks.items(sizes) or ()
         given = [n for n in map(checks.integer, asked) if n is not None and n > 0]
         if not given or len(given) != len(asked):
-            raise PlanError(f"sizes must be positive integers; got {sizes!r}")
+            kind = PlanError if asked and None not in map(checks.integer, asked) else PlanTypeError
+            raise kind(f"sizes must be positive integers; got {sizes!r}")
         self.scheduled = scheduled
         self.original = getattr(scheduled, "original", scheduled)
         self.sizes = tuple(sorted(set(given)))
@@ -218,7 +225,7 @@ def _spread(name: str, what: str, axes: Any, value: Any) -> list[int | None]:
         return [axis for part, a, v in parts for axis in _spread(name, part, a, v)]
     axis = None if axes is None else checks.integer(axes)
     if axis is None and axes is not None:
-        raise PlanError(f"{name!r}: in_axes of {what} must be an integer or None; got {axes!r}")
+        raise PlanTypeError(f"{name!r}: in_axes of {what} must be an integer or None; got {axes!r}")
     return [axis if isinstance(x, torch.Tensor) else None for x in pytree.tree_leaves(value)]
 
 
