@@ -201,7 +201,7 @@ def compiling(fast: Any, args: Any, kwargs: Any) -> Scheduled:
 def bucketed(fast: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any, check: bool) -> Any:
     """The padded callable of ``dynaflow_xla.bucketed``, from the frontend that made ``fast``."""
     if isinstance(fast, EitherFunction):
-        fast = fast.of_torch()
+        fast = fast.of_torch("bucketed")
     torch: Any = sys.modules.get(_module("torch"))
     made = None if torch is None else torch.bucketed(fast, sizes, in_axes, out_axes, check)
     if made is None:
@@ -298,8 +298,16 @@ class EitherFunction:
         name = getattr(self, "__name__", "the function")
         return self._get(of_call(name, (self._given,), args, kwargs, self._torch))
 
-    def of_torch(self) -> Any:
-        """The scheduled function of PyTorch's."""
+    def of_torch(self, who: str) -> Any:
+        """The scheduled function of PyTorch's, for a function of ours that knows no other.
+
+        Raises:
+            UnsupportedTypeError: the function is JAX's.
+        """
+        if "jax" in self._made or _named_by((self._given,)) == "jax":
+            raise UnsupportedTypeError(
+                f"{who} takes what schedule returned for PyTorch; got {self!r}, a function of JAX"
+            )
         return self._get("torch")
 
     def _get(self, framework: str) -> Any:

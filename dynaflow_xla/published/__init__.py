@@ -19,7 +19,8 @@ arguments.checked(Fused, kernel=arguments.kernel())
 arguments.checked(IOS, most=arguments.at_least(0))
 arguments.checked(LanesByResource, compute=arguments.at_least(0))
 arguments.checked(NanoFlow, n=arguments.at_least(1))
-arguments.checked(PODAttention, prefill=arguments.name)
+arguments.checked(PODAttention, prefill=arguments.text("the name of a function"))
+arguments.checked(SingleBatchOverlap, aside=arguments.text("a tag"))
 arguments.checked(
     TokenWeave,
     kernel=arguments.kernel(optional=True),

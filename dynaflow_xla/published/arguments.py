@@ -58,7 +58,11 @@ def kernel(*, optional: bool = False) -> Check:
     return check
 
 
-def name(what: str, given: Any) -> None:
-    """That it is a text."""
-    if not isinstance(given, str):
-        raise PlanTypeError(f"{what} must be the name of a function; got {given!r}")
+def text(meaning: str) -> Check:
+    """That it is a text, which is ``meaning``."""
+
+    def check(what: str, given: Any) -> None:
+        if not isinstance(given, str):
+            raise PlanTypeError(f"{what} must be {meaning}; got {given!r}")
+
+    return check

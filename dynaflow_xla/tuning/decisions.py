@@ -39,13 +39,13 @@ class Decisions(Generic[C]):
     Attributes:
         purse: What decisions may still take.
         put_off: Those that something else of the process disturbed.
-        times: How often was decided.
+        changes: How often decisions were made or forgotten.
     """
 
     def __init__(self, unmeasured: Callable[[str], C], most_unused: int = UNUSED) -> None:
         self.purse = budget.Purse()
         self.put_off = quiet.PutOff()
-        self.times = 0
+        self.changes = 0
         self._unmeasured = unmeasured
         self._made: Recent[Any, C] = Recent(_MAX_DECISIONS)
         self._while_far: Recent[Any, tuple[C, int]] = Recent(_MAX_DECISIONS)
@@ -85,7 +85,7 @@ class Decisions(Generic[C]):
         self.put_off.done(signature)
         self._while_far.pop(signature, None)
         with self._lock:
-            self.times += 1
+            self.changes += 1
             self._made[signature] = choice
             self._last = (signature, choice, False)
             self._unused[hash(signature)] = True
@@ -212,7 +212,7 @@ class Decisions(Generic[C]):
     def clear(self) -> None:
         """Forgets candidates and decisions, not what they took."""
         with self._lock:  # or a decision that another thread reads now would come back
-            self.times += 1
+            self.changes += 1
             self._made.clear()
             self._last = None
         self._unused.clear()

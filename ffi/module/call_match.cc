@@ -16,10 +16,11 @@ namespace nb = nanobind;
 namespace dfx::ffi {
 namespace {
 
-// Of so many tensors only those are read that are other objects than at the last call. One may have
-// got other sizes by then, and another one the number of one that is gone: the answer has to do no
-// more harm then than to have the original run.
-constexpr size_t kMany = 8;
+// Of so many tensors only the first is read, and those that are other objects than at the last
+// call. One may have got other sizes by then, and another one the address of one that is gone: the
+// answer has to do no more harm then than to have the original run as it is (`exact`: it would do
+// more).
+constexpr size_t kMany = 32;
 
 enum class Kind { kTensor, kEqual, kSame, kOfType, kSequence, kDict };
 
@@ -37,6 +38,7 @@ struct Part {
   nb::object value;                  // its number, text, or itself
   std::array<nb::object, 3> tensor;  // shape, dtype, requires_grad
   PyObject* seen = nullptr;          // the last tensor that matched: an address, not a reference
+  bool first = false;                // of all tensors
   std::vector<nb::object> keys;
   std::vector<Part> members;
 };
@@ -52,8 +54,8 @@ class CallMatch {
  public:
   // Without a value where an argument is none of what matches are about.
   static std::optional<CallMatch> Of(nb::handle args, nb::handle kwargs, nb::tuple tensor_types,
-                                     nb::tuple plain_types) {
-    CallMatch made(std::move(tensor_types), std::move(plain_types));
+                                     nb::tuple plain_types, bool exact) {
+    CallMatch made(std::move(tensor_types), std::move(plain_types), exact);
     if (!made.Read(args.ptr(), &made.args_) || !made.Read(kwargs.ptr(), &made.kwargs_)) {
       return std::nullopt;
     }
@@ -65,8 +67,10 @@ class CallMatch {
   }
 
  private:
-  CallMatch(nb::tuple tensor_types, nb::tuple plain_types)
-      : tensor_types_(std::move(tensor_types)), plain_types_(std::move(plain_types)) {}
+  CallMatch(nb::tuple tensor_types, nb::tuple plain_types, bool exact)
+      : tensor_types_(std::move(tensor_types)),
+        plain_types_(std::move(plain_types)),
+        exact_(exact) {}
 
   static bool Holds(const nb::tuple& types, PyTypeObject* type) {
     for (nb::handle each : types) {
@@ -89,12 +93,10 @@ class CallMatch {
     }
     if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
       part->kind = Kind::kSequence;
-      const Py_ssize_t count = PySequence_Fast_GET_SIZE(value);
-      part->members.resize(static_cast<size_t>(count));
-      for (Py_ssize_t i = 0; i < count; ++i) {
-        if (!Read(PySequence_Fast_GET_ITEM(value, i), &part->members[static_cast<size_t>(i)])) {
-          return false;
-        }
+      // Reading a tensor may run Python code, and that may change a list.
+      for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+        const nb::object member = nb::borrow(PySequence_Fast_GET_ITEM(value, i));
+        if (!Read(member.ptr(), &part->members.emplace_back())) return false;
       }
       return true;
     }
@@ -105,7 +107,7 @@ class CallMatch {
 
   bool ReadTensor(PyObject* value, Part* part) {
     part->kind = Kind::kTensor;
-    ++tensors_;
+    part->first = tensors_++ == 0;
     for (size_t i = 0; i < part->tensor.size(); ++i) {
       part->tensor[i] = nb::steal(PyObject_GetAttr(value, TensorAttributes()[i]));
       if (!part->tensor[i].is_valid()) {
@@ -123,7 +125,8 @@ class CallMatch {
     for (Py_ssize_t place = 0; PyDict_Next(value, &place, &key, &member) != 0;) {
       if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key)) return false;
       part->keys.push_back(nb::borrow(key));
-      if (!Read(member, &part->members.emplace_back())) return false;
+      const nb::object held = nb::borrow(member);
+      if (!Read(held.ptr(), &part->members.emplace_back())) return false;
     }
     return true;
   }
@@ -148,7 +151,7 @@ class CallMatch {
   }
 
   bool SameTensor(Part* part, PyObject* value) const {
-    if (tensors_ >= kMany && value == part->seen) return true;
+    if (tensors_ >= kMany && !exact_ && !part->first && value == part->seen) return true;
     for (size_t i = 0; i < part->tensor.size(); ++i) {
       const nb::object now = nb::steal(PyObject_GetAttr(value, TensorAttributes()[i]));
       if (!now.is_valid()) {
@@ -191,6 +194,7 @@ class CallMatch {
   nb::tuple tensor_types_, plain_types_;
   Part args_, kwargs_;
   size_t tensors_ = 0;
+  bool exact_ = false;
 };
 
 }  // namespace
@@ -198,7 +202,7 @@ class CallMatch {
 void BindCallMatch(nb::module_& m) {
   nb::class_<CallMatch>(m, "CallMatch", "What a call looks like, to be compared with later ones.")
       .def_static("of", &CallMatch::Of, nb::arg("args"), nb::arg("kwargs"), nb::arg("tensor_types"),
-                  nb::arg("plain_types"),
+                  nb::arg("plain_types"), nb::arg("exact"),
                   "What this call looks like; None where it holds other objects than tensors, "
                   "containers, numbers, texts and values of `plain_types`.")
       .def("matches", &CallMatch::Matches, nb::arg("args"), nb::arg("kwargs"),

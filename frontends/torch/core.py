@@ -98,7 +98,8 @@ class Core(Offering):
         self._renewed: list[tuple[list[Any], Core]] = []
         self._as_original: Recent[Hashable, bool] = Recent(_MAX_WAYS)
         self._failed: Recent[Hashable, int] = Recent(_MAX_WAYS)
-        self._known: call_signature.Known | None = None  # the last call that ran the original
+        self._known: call_signature.Known | None = None  # calls in a row that ran the original
+        self._last_plain: Any = None
         self._lock = threading.Lock()
         self._for_arrays: Callable[..., Any] | None = None
         self._most = sys.maxsize
@@ -195,20 +196,15 @@ class Core(Offering):
         signature = None
         hooked = not planned and modes.saved_is_hooked()
         if self._decides or hooked or self._originals.any():
-            times = self.decisions.times  # another thread may decide meanwhile
+            changes = self.decisions.changes  # another thread may decide meanwhile
             may_be_plain = not (planned or hooked)
             if may_be_plain and (known := self._known) is not None:
-                if not modes.profiler_enabled() and known.again(args, kwargs, times):
-                    return (self.on_one_thread.call if known.narrow else self.as_written)(
-                        args, kwargs
-                    )
+                if not modes.profiler_enabled() and known.again(args, kwargs, changes):
+                    run = self.on_one_thread.call if known.narrow else self.as_written
+                    return run(args, kwargs)
             signature = call_signature.of(self.original, args, kwargs)
             if may_be_plain and (plain := self._plain(signature)) is not None:
-                if (
-                    not self._decides or signature in self.decisions
-                ):  # sizes may be for this call alone
-                    narrow = plain != self.as_written
-                    self._known = call_signature.Known(self.original, args, kwargs, times, narrow)
+                self._note_plain(signature, plain, changes, args, kwargs)
                 return plain(args, kwargs)
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             return self._with_arrays(args, kwargs)
@@ -259,6 +255,18 @@ class Core(Offering):
         if choice is None or choice.child not in (None, self.on_one_thread):
             return None
         return self.as_written if choice.child is None else self.on_one_thread.call
+
+    def _note_plain(self, signature: Any, plain: Any, changes: int, args: Any, kwargs: Any) -> None:
+        """After the second call in a row of a kind that runs the original: what the next one looks like."""
+        last, self._last_plain = self._last_plain, signature
+        known = self._known
+        if last != signature:
+            self._known = None
+        elif known is None or known.changes != changes:
+            # What was decided for other sizes holds for this call only: the next one may decide.
+            if not self._decides or signature in self.decisions:
+                narrow = plain != self.as_written
+                self._known = call_signature.Known(self.original, args, kwargs, changes, narrow)
 
     def _note_padded(self, args: Any, kwargs: Any) -> None:
         self._padded.add(args, kwargs)

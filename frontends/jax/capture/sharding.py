@@ -82,8 +82,8 @@ def changes_nothing(eqn: Any) -> bool:
 
 
 def without_default(eqn: Any) -> Any:
-    """The equation, its results on the one default device anyway, without saying so; loops' bodies, too."""
-    if eqn.primitive.name in _LOOPS:
+    """The equation, its results on the one default device anyway, without saying so; in bodies, too."""
+    if eqn.primitive.name in _WITH_BODIES:
         return _with_inner(eqn)
     given = [key for key in ("sharding", "out_sharding") if eqn.params.get(key) is not None]
     if not given or eqn.primitive.name == "sharding_constraint":
@@ -93,7 +93,7 @@ def without_default(eqn: Any) -> Any:
     return eqn.replace(params={**eqn.params, **dict.fromkeys(given)})
 
 
-_LOOPS = frozenset({"scan", "while", "cond"})
+_WITH_BODIES = frozenset({"scan", "while", "cond"})
 
 
 def _with_inner(eqn: Any) -> Any:

@@ -179,7 +179,7 @@ class ScheduledProgram:
         rules, splits and strategies may count on all that the user wrote.
         """
         kept = tuple(i for i in range(len(self.out_avals)) if i not in unread)
-        if not kept or self.split is not None or self._takes is not None:
+        if not unread or not kept or self.split is not None or self._takes is not None:
             return None
         options = self.entry.options
         if options.rules is not None or not ours(type(options.strategy)):
@@ -192,10 +192,9 @@ class ScheduledProgram:
         """Whether the outputs ``numbers`` alone take noticeably less than all of them."""
         whole = self.whole
         outputs = tuple(whole.outputs[i] for i in numbers if whole.output_is_value[i])
-        graph = replace(whole.graph, outputs=outputs)
-        needed = sum(graph.ops[i].cost_ns for i in live(graph))
-        saved = sum(op.cost_ns for op in graph.ops) - needed
-        return saved >= _WORTH_A_PLAN_NS
+        fewer = live(replace(whole.graph, outputs=outputs))
+        saved = {*live(whole.graph)} - {*fewer}
+        return sum(whole.graph.ops[i].cost_ns for i in saved) >= _WORTH_A_PLAN_NS
 
     def transposed(self, linear: tuple[int, ...], given: tuple[int, ...]) -> ScheduledProgram:
         """The transpose of the function, which is linear in the inputs ``linear``.

@@ -151,7 +151,7 @@ class Programs:
         if known is not None and (id(traced.jaxpr), known) in self._entries:
             return traced, None, consts
         kept = self.captures.get(id(traced.jaxpr))
-        if kept is None or kept[0] is not traced.jaxpr:
+        if kept is None:
             made = capture.capture(traced.jaxpr, len(traced._consts), self.options.name)
             kept = self.captures[id(traced.jaxpr)] = traced.jaxpr, made
         return traced, replace(kept[1], loops={}), consts  # each plans the bodies of loops itself

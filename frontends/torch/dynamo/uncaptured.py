@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,9 @@ _STORES = frozenset({
     "STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF",
 })  # fmt: skip
 """In code of Dynamo's own, which writes into lists of its own, too, and into others by their methods."""
+
+_WEAK = frozenset((weakref.__file__, weakref.WeakSet.__init__.__code__.co_filename))
+"""Files of Python's that are called when memory is freed."""
 
 _STATES = (random.Random.getstate.__code__, random.Random.setstate.__code__)
 """What Dynamo calls around its work, whatever frame is the innermost."""
@@ -80,9 +84,8 @@ def told(tell: Callable[[str], None], runner: types.CodeType) -> Iterator[None]:
         if inside is not None:
             return
         code = frame.f_code
-        if event == "call" and (
-            code is runner or code.co_name == "__del__" or id(code) in collected
-        ):
+        freeing = code.co_name == "__del__" or code.co_filename in _WEAK or id(code) in collected
+        if event == "call" and (code is runner or freeing):
             inside = frame
         elif event == "call" and _may_have_effects(code, frame.f_back):
             tell(f"{code.co_filename}:{frame.f_lineno}")
@@ -126,15 +129,16 @@ def _may_have_effects(code: types.CodeType, caller: types.FrameType | None) -> b
 
 
 _names: Recent[int, tuple[types.CodeType, frozenset[str]]] = Recent(512)
+"""By the number of a code object, which is kept beside so that no other one gets it."""
 
 
 def _names_of(code: types.CodeType) -> frozenset[str]:
     """The names of its instructions; a loop may call it often."""
-    known, names = _names.get(id(code)) or (None, frozenset())
-    if known is not code:
+    found = _names.get(id(code))
+    if found is None:
         names = frozenset(instruction.opname for instruction in _reached(code))
-        _names[id(code)] = code, names
-    return names
+        found = _names[id(code)] = code, names
+    return found[1]
 
 
 def _is_users(code: types.CodeType) -> bool:

@@ -36,22 +36,40 @@ _BY_FORMAT = {
 an open batch saw that they do; of one row the strides may suggest another one."""
 
 
-def by_format(target: Any, rows: int) -> int:
-    """How many of an operator's arguments at the front are to be contiguous where they have so many rows."""
-    return _BY_FORMAT.get(target, 0) if rows == 1 else 0
+def by_format(target: Any) -> int:
+    """How many of an operator's arguments at the front have to be contiguous where they have one row."""
+    return _BY_FORMAT.get(target, 0)
 
 
 def in_format(target: Any) -> Any:
     """What runs for an operator: for those that go by the memory format, with contiguous single rows."""
-    if (count := _BY_FORMAT.get(target, 0)) == 0:
+    if not (count := by_format(target)):
         return target
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if args[0].shape[0] == 1:
-            args = (*(x.contiguous() for x in args[:count]), *args[count:])
+            x = _single_row(args[count - 1])
+            others = (_lying_as(x, given) for given in args[: count - 1])
+            args = (*others, x, *args[count:])
         return target(*args, **kwargs)
 
     return run
+
+
+def _single_row(x: torch.Tensor) -> torch.Tensor:
+    """One row as PyTorch's own function hands it to the operator.
+
+    The step to a next row, which there is not, tells rows in channels-last from others.
+    """
+    return x if x.is_contiguous() or x.stride(0) == x.numel() else x.contiguous()
+
+
+def _lying_as(x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """A gradient in the memory format of what it is the gradient by."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if x.is_contiguous() or last is None:
+        return given.contiguous()
+    return given.contiguous(memory_format=last)
 
 
 def as_reshapes(gm: Any) -> None:

@@ -38,22 +38,22 @@ class Known:
         original: What is called.
         args: Of the call.
         kwargs: Of the call.
-        times: How often was decided for it.
+        changes: Of its decisions so far.
         narrow: Whether the original runs on one thread.
     """
 
-    __slots__ = ("_look", "_modes", "_original", "_times", "narrow")
+    __slots__ = ("_look", "_modes", "_original", "changes", "narrow")
 
-    def __init__(self, original: Any, args: Any, kwargs: Any, times: int, narrow: bool) -> None:
-        self.narrow = narrow
-        self._original, self._times = original, times
+    def __init__(self, original: Any, args: Any, kwargs: Any, changes: int, narrow: bool) -> None:
+        self.changes, self.narrow = changes, narrow
+        self._original = original
         self._modes = _modes(original)
-        self._look = _engine.CallMatch.of(args, kwargs, _TENSORS, _VALUES)
+        self._look = _engine.CallMatch.of(args, kwargs, _TENSORS, _VALUES, narrow)
 
-    def again(self, args: Any, kwargs: Any, times: int) -> bool:
-        """Whether a call is the same, and nothing was decided meanwhile."""
+    def again(self, args: Any, kwargs: Any, changes: int) -> bool:
+        """Whether a call is the same, and no decision changed meanwhile."""
         return (
-            times == self._times
+            changes == self.changes
             and self._look is not None
             and _modes(self._original) == self._modes
             and self._look.matches(args, kwargs)

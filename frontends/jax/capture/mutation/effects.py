@@ -38,7 +38,7 @@ def watched(fn: Callable[..., Any]) -> Callable[..., Any]:
         if not _compat.under_disable_jit():  # else everything happened as it is written
             if place := _changed(given, _contents((args, kwargs))):
                 _refuse(fn, f"its arguments ({_argument(place)})")
-            if name := _changed_attribute(own, _attributes(owner)):
+            if name := _changed_attribute(owner, own, _attributes(owner)):
                 _put_back(owner, held)
                 _refuse(fn, f"the attribute {name!r} of its {type(owner).__name__}")
         return result
@@ -100,25 +100,20 @@ def _changed(before: tuple[list[Any], Any], after: tuple[list[Any], Any]) -> Any
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
-    """Attributes of an object and defaults that its classes have for them, with what they hold."""
+    """Attributes of an object, with what they hold."""
     if owner is None or not hasattr(owner, "__dict__"):
         return {}
-    found: dict[str, Any] = {}
-    for cls in reversed(type(owner).__mro__):
-        found.update({k: v for k, v in vars(cls).items() if _is_default(k, v)})
-    found.update(vars(owner))
-    return {name: (value, _contents(value)) for name, value in found.items()}
+    return {name: (value, _contents(value)) for name, value in vars(owner).items()}
 
 
-def _is_default(name: str, value: Any) -> bool:
-    """Whether a class has an attribute for its objects: no code, and no registry or cache of the class's."""
-    if name.startswith("__") or callable(value) or hasattr(value, "__get__"):
-        return False
-    return not isinstance(value, dict | set | ModuleType)
+def _default_of(owner: Any, name: str) -> Any:
+    """What a class has for an attribute of its objects; None where it has nothing, or code."""
+    value = inspect.getattr_static(type(owner), name, None)
+    return None if callable(value) or hasattr(value, "__get__") else value
 
 
 def _put_back(owner: Any, held: dict[str, Any]) -> None:
-    """Attributes as they were: what a refused trace left in them would break the object."""
+    """Attributes that were assigned, as they were: what a refused trace puts there would break the object."""
     attributes = vars(owner)
     for name in [*attributes]:
         if name not in held:
@@ -128,10 +123,12 @@ def _put_back(owner: Any, held: dict[str, Any]) -> None:
     attributes.update({name: value for name, value in held.items() if name not in attributes})
 
 
-def _changed_attribute(before: dict[str, Any], after: dict[str, Any]) -> str:
+def _changed_attribute(owner: Any, before: dict[str, Any], after: dict[str, Any]) -> str:
     """The name of an attribute whose change is an effect; one that is filled in once is a cache."""
     for name, (value, contents) in after.items():
         old, old_contents = before.get(name, (None, None))
+        if name not in before and _default_of(owner, name) is not None:
+            return name  # the class had a value for it
         if old is None:
             leaves = [leaf for _, leaf in contents[0]]
             if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):

@@ -116,8 +116,9 @@ class FxProgram:
         """Writes what makes an operator's results."""
         target, count = strides.by_values(payload.target), len(payload.outputs)
         if not recurrent.is_by_aten(target, payload.args):
-            args = self._in_format(target, payload.args)
-            return self._writer.operator(target, args, payload.kwargs, self._value, count)
+            if strides.by_format(target) and self._shape(payload.args[0])[0] == 1:
+                raise interpreter.Unwritable  # what it gets depends on strides
+            return self._writer.operator(target, payload.args, payload.kwargs, self._value, count)
 
         def call(operator: Any, *args: Any) -> Any:
             results = len(operator._schema.returns)
@@ -127,16 +128,8 @@ class FxProgram:
         examples, _ = payload.mapped(lambda ref: self._captured.examples[ref.value])
         return recurrent.by_aten(call, payload.args, examples)
 
-    def _in_format(self, target: Any, args: Sequence[Any]) -> Sequence[Any]:
-        """Arguments, of which those of single rows are contiguous where an operator goes by their strides."""
-        shapes = [self._captured.graph.values[x.value].shape for x in args if isinstance(x, Ref)]
-        count = strides.by_format(target, shapes[0][0] if shapes and shapes[0] else 0)
-        contiguous = {"memory_format": torch.contiguous_format}
-        return [
-            self._writer.operator(torch.ops.aten.clone.default, (x,), contiguous, self._value, 1)[0]
-            if n < count else x
-            for n, x in enumerate(args)
-        ]  # fmt: skip
+    def _shape(self, value: Ref) -> tuple[int, ...]:
+        return self._captured.graph.values[value.value].shape
 
     def _value(self, arg: Any) -> Any:
         if interpreter.is_value(arg):

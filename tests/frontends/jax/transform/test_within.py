@@ -264,6 +264,9 @@ def test_results_that_nobody_reads_are_not_computed_in_a_larger_jit(strategy: st
         return found
 
     assert any("eigh" in kinds for kinds in programs(lambda x, w: fast(x, w)))
+    idle = dfx.schedule(lambda x, w: (jnp.linalg.eigvalsh(w), f(x, w))[1], strategy, lanes=2)
+    jaxpr = pe.dce_jaxpr(jax.make_jaxpr(lambda x, w: idle(x, w))(x, w).jaxpr, [True] * 3)[0]
+    assert ".part" not in str(jaxpr), "all results are read: the plan stays"
     (kinds,) = programs(lambda x, w: fast(x, w)[0] * 2)
     assert "eigh" not in kinds and "sort" in kinds
     for g in (

@@ -280,3 +280,10 @@ def test_a_function_that_may_be_of_either_framework() -> None:
     x = torch.randn(5, 3)
     buckets = dfx.bucketed(dfx.schedule(f, "branches", lanes=1), [8], in_axes=0)
     torch.testing.assert_close(buckets(x), f(x))
+
+
+def test_a_function_of_jax_has_no_buckets() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    fast = dfx.schedule(lambda x: jnp.sin(x), "branches", lanes=1)
+    with pytest.raises(dfx.UnsupportedError, match="a function of JAX"):
+        dfx.bucketed(fast, [8], in_axes=0)

@@ -475,6 +475,17 @@ def test_group_norm_of_one_row(batch: int) -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("strategy", ["sequential", dfx.Branches(wide=False)])
+def test_group_norm_of_one_row_in_channels_last_stays_so(strategy: Any) -> None:
+    def f(x: Any) -> Any:
+        return F.group_norm(x, 4), x.sin().sort()[0]
+
+    fast = dfx.schedule(f, strategy, lanes=2, backend="torch")
+    for rows in (1, 2):
+        x = torch.randn(rows, 16, 8, 8).to(memory_format=torch.channels_last)
+        check(fast, x)
+
+
 @pytest.mark.parametrize("sizes", [2, [2, 1]])
 def test_batch_norm_whose_nano_batch_has_one_value_a_channel(sizes: Any) -> None:
     made = torch.nn.Sequential(

@@ -198,12 +198,12 @@ def test_sizes_that_come_again_and_again_are_decided_for_a_few_times(
             for _ in range(3):
                 for number in numbers:
                     torch.testing.assert_close(fast(x, number), scaled(x, number))
-            assert decisions.times == decided
+            assert decisions.changes == decided
         assert "enough sizes like these were decided for" in dfx.explain(fast, x, 37)
         assert fast._dfx_core.decision((x, 130), {}).planned
         for number in (37, 130):
             dfx.tune(fast, x, number, budget_s=5.0)
-        assert decisions.times == 5 and "enough sizes" not in dfx.explain(fast, x, 37)
+        assert decisions.changes == 5 and "enough sizes" not in dfx.explain(fast, x, 37)
 
 
 def test_the_same_tensors_again_run_the_original_until_another_decision(

@@ -14,6 +14,13 @@ from hypothesis import given, settings, strategies as st
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.torch.tuning import call_signature
 
+pytestmark = pytest.mark.wide
+
+
+@pytest.fixture(autouse=True)
+def plans_run() -> None:
+    """Here the original runs in the place of plans that are the original program."""
+
 
 class Side(enum.Enum):
     LEFT = 1
@@ -140,3 +147,26 @@ def test_what_changes_between_calls_is_seen(count: int) -> None:
             for x in xs:
                 x.resize_(size + 1).normal_()  # the same object
             torch.testing.assert_close(fast(xs, scale), f(xs, scale))
+
+
+def test_tensors_at_the_addresses_of_others_are_others() -> None:
+    """A list frees its items last to first: the next one's tensors lie where the last one's lay."""
+    known = call_signature.Known(None, ([torch.ones(2) for _ in range(40)],), {}, 0, False)
+    narrow = call_signature.Known(None, ([torch.ones(2) for _ in range(40)],), {}, 0, True)
+    for size in (2, 3, 2, 5):
+        for one in (known, narrow):
+            assert one.again(([torch.ones(size) for _ in range(40)],), {}, 0) == (size == 2)
+
+
+def test_a_call_is_looked_at_after_it_came_twice_in_a_row() -> None:
+    layer = torch.nn.Linear(8, 8)
+    fast = dfx.schedule(layer, dfx.Sequential())
+    core = fast._dfx_core
+    with torch.no_grad():
+        for size in (3, 4, 3, 4):
+            fast(torch.ones(size, 8))
+        assert core._known is None
+        fast(torch.ones(4, 8)), fast(torch.ones(4, 8))
+        assert core._known is not None
+        fast(torch.ones(3, 8))
+        assert core._known is None
