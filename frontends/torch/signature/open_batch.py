@@ -255,10 +255,8 @@ def graph_of(
         if isinstance(expr, int) or getattr(expr, "is_Integer", False):
             shapes = tuple(tuple(t.shape) for t in _tensors(gm))
             context = Context(int(expr), shapes, "cpu", options.lanes, options.user)
-            with with_data():
-                parts, _ = sizes_of(
-                    options.strategy, context
-                )  # refuses more nano-batches than rows
+            with with_data():  # it refuses more nano-batches than rows
+                parts, _ = sizes_of(options.strategy, context)
             if int(expr) in (0, 1) or not parts:
                 return None
             where = dynamo_graphs.where_fixed(size.size)
