@@ -15,7 +15,7 @@ from dynaflow_xla.published.single_batch_overlap import SingleBatchOverlap as Si
 from dynaflow_xla.published.token_weave import TokenWeave as TokenWeave
 from dynaflow_xla.published.two_batch_overlap import TwoBatchOverlap as TwoBatchOverlap
 
-arguments.checked(Fused, kernel=arguments.kernel())
+arguments.checked(Fused, kernel=arguments.kernel)
 arguments.checked(IOS, most=arguments.at_least(0))
 arguments.checked(LanesByResource, compute=arguments.at_least(0))
 arguments.checked(NanoFlow, n=arguments.at_least(1))
@@ -23,7 +23,7 @@ arguments.checked(PODAttention, prefill=arguments.text("the name of a function")
 arguments.checked(SingleBatchOverlap, aside=arguments.text("a tag"))
 arguments.checked(
     TokenWeave,
-    kernel=arguments.kernel(optional=True),
-    first=arguments.at_least(0, optional=True),
+    kernel=arguments.optional(arguments.kernel),
+    first=arguments.optional(arguments.at_least(0)),
 )
 arguments.checked(TwoBatchOverlap, rows=arguments.at_least(0))

@@ -31,12 +31,15 @@ def checked(cls: type[Strategy], **arguments: Check) -> None:
     cls.__init__ = init  # type: ignore[method-assign]
 
 
-def at_least(least: int, *, optional: bool = False) -> Check:
-    """That it is an integer and no less; None, too, if it is optional."""
+def optional(check: Check) -> Check:
+    """The same, or None."""
+    return lambda what, given: None if given is None else check(what, given)
+
+
+def at_least(least: int) -> Check:
+    """That it is an integer and no less."""
 
     def check(what: str, given: Any) -> None:
-        if optional and given is None:
-            return
         made = checks.integer(given)
         if made is None or made < least:
             kind = PlanTypeError if made is None else PlanError
@@ -45,17 +48,13 @@ def at_least(least: int, *, optional: bool = False) -> Check:
     return check
 
 
-def kernel(*, optional: bool = False) -> Check:
-    """That it can be called; None, too, if it is optional."""
-
-    def check(what: str, given: Any) -> None:
-        if not callable(given) and not (optional and given is None):
-            raise PlanTypeError(
-                f"{what} must be a function from a region's inputs to its outputs, or a dfx.CudaKernel; got "
-                f"{given!r}"
-            )
-
-    return check
+def kernel(what: str, given: Any) -> None:
+    """That it can be called."""
+    if not callable(given):
+        raise PlanTypeError(
+            f"{what} must be a function from a region's inputs to its outputs, or a dfx.CudaKernel; got "
+            f"{given!r}"
+        )
 
 
 def text(meaning: str) -> Check:

@@ -115,12 +115,8 @@ def _default_of(owner: Any, name: str) -> Any:
 def _put_back(owner: Any, held: dict[str, Any]) -> None:
     """Attributes that were assigned, as they were: what a refused trace puts there would break the object."""
     attributes = vars(owner)
-    for name in [*attributes]:
-        if name not in held:
-            del attributes[name]
-        elif attributes[name] is not held[name]:
-            attributes[name] = held[name]
-    attributes.update({name: value for name, value in held.items() if name not in attributes})
+    attributes.clear()
+    attributes.update(held)
 
 
 def _changed_attribute(owner: Any, before: dict[str, Any], after: dict[str, Any]) -> str:

@@ -116,7 +116,8 @@ class FxProgram:
         """Writes what makes an operator's results."""
         target, count = strides.by_values(payload.target), len(payload.outputs)
         if not recurrent.is_by_aten(target, payload.args):
-            if strides.by_format(target) and self._shape(payload.args[0])[0] == 1:
+            values = self._captured.graph.values
+            if strides.by_format(target) and values[payload.args[0].value].shape[0] == 1:
                 raise interpreter.Unwritable  # what it gets depends on strides
             return self._writer.operator(target, payload.args, payload.kwargs, self._value, count)
 
@@ -127,9 +128,6 @@ class FxProgram:
 
         examples, _ = payload.mapped(lambda ref: self._captured.examples[ref.value])
         return recurrent.by_aten(call, payload.args, examples)
-
-    def _shape(self, value: Ref) -> tuple[int, ...]:
-        return self._captured.graph.values[value.value].shape
 
     def _value(self, arg: Any) -> Any:
         if interpreter.is_value(arg):
