@@ -193,6 +193,22 @@ def make_jaxpr_of(
     return jcore.ClosedJaxpr(jaxpr, ())
 
 
+def with_inner(param: Any, change: Callable[[Any], Any]) -> Any:
+    """A parameter of an equation with every jaxpr in it changed, or itself if none is another one.
+
+    Since JAX 0.12 a closed jaxpr is a jaxpr, and what it says it encloses is itself.
+    """
+    if isinstance(param, jcore.Jaxpr):
+        return change(param)
+    if isinstance(param, jcore.ClosedJaxpr):
+        inner = change(param.jaxpr)
+        return param if inner is param.jaxpr else param.replace(jaxpr=inner)
+    if type(param) in (tuple, list):
+        made = [with_inner(each, change) for each in param]
+        return param if all(a is b for a, b in zip(made, param, strict=True)) else type(param)(made)
+    return param
+
+
 def new_var(aval: Any) -> Any:
     """A fresh jaxpr variable."""
     return jcore.Var(aval)

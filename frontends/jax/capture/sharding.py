@@ -103,23 +103,15 @@ def _with_inner(eqn: Any) -> Any:
             return eqn
         nowhere = (None,) * len(eqn.invars)
         return eqn.replace(params={**eqn.params, "devices": nowhere, "srcs": nowhere})
-    params = {key: _unplaced(value) for key, value in eqn.params.items()}
+    params = {key: _compat.with_inner(value, _unplaced) for key, value in eqn.params.items()}
     changed = any(params[key] is not value for key, value in eqn.params.items())
     return eqn.replace(params=params) if changed else eqn
 
 
-def _unplaced(value: Any) -> Any:
-    if isinstance(value, jcore.ClosedJaxpr):
-        inner = _unplaced(value.jaxpr)
-        return value if inner is value.jaxpr else value.replace(jaxpr=inner)
-    if isinstance(value, jcore.Jaxpr):
-        eqns = [*map(_with_inner, value.eqns)]
-        same = all(a is b for a, b in zip(eqns, value.eqns, strict=True))
-        return value if same else value.replace(eqns=eqns)
-    if isinstance(value, tuple) and any(isinstance(x, jcore.ClosedJaxpr) for x in value):
-        made = tuple(map(_unplaced, value))
-        return value if all(a is b for a, b in zip(made, value, strict=True)) else made
-    return value
+def _unplaced(jaxpr: Any) -> Any:
+    eqns = [*map(_with_inner, jaxpr.eqns)]
+    same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+    return jaxpr if same else jaxpr.replace(eqns=eqns)
 
 
 def _given(eqn: Any) -> Any:

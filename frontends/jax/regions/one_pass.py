@@ -22,6 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from dynaflow_xla.ffi import xla
+from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.ir.graph import Outside, Region
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -159,18 +160,8 @@ def _replaced(eqn: Any) -> Any:
             "lane": -1, "buffer": -1,
         }  # fmt: skip
         return eqn.replace(primitive=cumulative_p, params=params)
-    return eqn.replace(params={key: _inside(param) for key, param in eqn.params.items()})
-
-
-def _inside(param: Any) -> Any:
-    """A parameter with every jaxpr in it rewritten."""
-    if isinstance(param, jcore.ClosedJaxpr):
-        return param.replace(jaxpr=_rewritten(param.jaxpr))
-    if isinstance(param, jcore.Jaxpr):
-        return _rewritten(param)
-    if type(param) in (tuple, list):
-        return type(param)(map(_inside, param))
-    return param
+    params = {key: _compat.with_inner(param, _rewritten) for key, param in eqn.params.items()}
+    return eqn.replace(params=params)
 
 
 def priced(pg: PartitionedGraph) -> PartitionedGraph:
