@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 EXTRA_S = 1.0
 """Seconds beyond proportion for all decisions of one function together."""
@@ -11,8 +13,29 @@ EXTRA_S = 1.0
 _MOST_OFF = 8.0
 """One compilation that was oddly fast, from a cache say, or slow changes predictions by this at most."""
 
+SHARE = 40
+"""What a decision lacked time for is done once calls took so many times as long as that will take."""
+
+_LONG_S = 3e-3
+"""Calls of at least so long are counted: that takes some microseconds of each."""
+
 clock: Callable[[], float] = time.perf_counter
 """What budgets go by."""
+
+
+@dataclass(frozen=True)
+class Later:
+    """When to decide once more where time was lacking, and what there is to spend then.
+
+    Attributes:
+        calls: After so many calls.
+        more_s: Seconds that were lacking.
+        first_s: Seconds of the original's first call, which by then is compiled.
+    """
+
+    calls: int
+    more_s: float
+    first_s: float
 
 
 class Purse:
@@ -21,11 +44,18 @@ class Purse:
     Attributes:
         left_s: Seconds.
         rate: Seconds that compiling a candidate took for a predicted second.
+        first_s: Of what is decided once more, seconds of the original's first call; else 0.
     """
 
     def __init__(self, left_s: float = EXTRA_S) -> None:
         self.left_s = left_s
         self.rate = 1.0
+        self.first_s = 0.0
+
+    def earned(self, later: Later) -> None:
+        """Calls took so long that what they are decided by may take what it lacked."""
+        self.left_s += later.more_s
+        self.first_s = later.first_s
 
 
 class Budget:
@@ -44,6 +74,7 @@ class Budget:
         self._start = clock()
         self._own_s = self._proportion_s = 0.0
         self._forgotten = False
+        self._lacking_s = 0.0
 
     @property
     def asked(self) -> bool:
@@ -68,6 +99,11 @@ class Budget:
         return self._own_s
 
     @property
+    def anew_s(self) -> float:
+        """Seconds that the original's first call took when this was decided before; else 0."""
+        return self._purse.first_s
+
+    @property
     def left_s(self) -> float:
         """Seconds that are left."""
         return self.limit_s - (clock() - self._start - self._own_s)
@@ -80,7 +116,7 @@ class Budget:
             at_least_s: What it would take to compile it anew, if it was compiled before.
         """
         self._own_s += took_s
-        self._proportion_s = max(self._own_s, at_least_s)
+        self._proportion_s = max(self._own_s, at_least_s, self.anew_s)
 
     def compiled(self, predicted_s: float, took_s: float) -> None:
         """Tells how long compiling took, for the next prediction."""
@@ -93,10 +129,22 @@ class Budget:
         left = self.left_s
         if seconds <= left:
             return ""
+        self._lacking_s += seconds
         return (
             f"{what} would take about {seconds:.2g} s, and {max(left, 0.0):.2g} s are left of "
             f"{self.limit_s:.2g} s: dfx.tune(..., budget_s=...) spends more"
         )
+
+    def later(self, call_s: float) -> Later | None:
+        """When to decide once more, if time was lacking that nobody limited.
+
+        Args:
+            call_s: Seconds of a call.
+        """
+        if self.asked or not self._lacking_s or call_s < _LONG_S:
+            return None
+        calls = math.ceil(SHARE * (self.limit_s + self._lacking_s) / call_s)
+        return Later(calls, self._lacking_s, self._proportion_s)
 
     def forget(self) -> None:
         """Nothing was decided: the purse keeps what it has."""
@@ -105,5 +153,6 @@ class Budget:
     def close(self) -> None:
         """Takes from the purse what was spent beyond proportion."""
         if self._asked_s is None and not self._forgotten:
+            self._purse.first_s = 0.0
             beyond = self._purse.left_s - self.left_s
             self._purse.left_s = max(0.0, self._purse.left_s - max(0.0, beyond))

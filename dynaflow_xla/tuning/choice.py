@@ -11,14 +11,14 @@ from dynaflow_xla.errors import PlanError, bad_argument, checks
 from dynaflow_xla.ir.graph import Region
 from dynaflow_xla.machine import distance
 from dynaflow_xla.strategies.auto import Auto
-from dynaflow_xla.tuning import autotune, quiet
+from dynaflow_xla.tuning import autotune, budget, quiet
 from dynaflow_xla.tuning.autotune import RegionCosts, the
 from dynaflow_xla.watching import telling
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Choice")
 
-_HERE = ("child", "candidate")
+_HERE = ("child", "candidate", "later")
 """Fields of a decision that are this process's own, or have another name on disk."""
 
 
@@ -37,6 +37,7 @@ class Choice:
         candidate: What was chosen, by name: a candidate, or a way to run the original.
         memory: What a call of the original takes from the system each time, where that is much; else "".
         far: Whether the two cores were far from each other when it was measured, see ``machine.distance``.
+        later: When it is decided once more, if what is not measured was left out for want of time.
     """
 
     child: Any
@@ -49,6 +50,7 @@ class Choice:
     candidate: str = ""
     memory: str = ""
     far: bool = False
+    later: budget.Later | None = None
 
     @property
     def planned(self) -> bool:
@@ -72,6 +74,11 @@ class Choice:
             if candidate in self.left_out:
                 parts.append(f"not measured: {self.left_out[candidate]}")
             lines.append(f"auto:   {candidate}: {', '.join(parts)}")
+        if self.later is not None:
+            lines.append(
+                "auto: what there was no time for is measured once calls took "
+                f"{budget.SHARE} times as long as that will: after {self.later.calls} calls like this"
+            )
         if self.memory:
             lines.append(f"auto: {self.memory}")
         if self.medians_ms:

@@ -21,6 +21,9 @@ _MAX_MET = 4096
 UNUSED = 16
 """So many decisions may be for signatures that did not come again; then new ones are decided for later."""
 
+_LOOKS = 16
+"""So often it is looked at which signature calls have, where they need no Python."""
+
 _MEASURED_FAR = 3
 """So often a decision is measured while the cores are far from each other; then it stays."""
 
@@ -49,6 +52,7 @@ class Decisions(Generic[C]):
         self._unmeasured = unmeasured
         self._made: Recent[Any, C] = Recent(_MAX_DECISIONS)
         self._while_far: Recent[Any, tuple[C, int]] = Recent(_MAX_DECISIONS)
+        self._calls: Recent[Any, int] = Recent(_MAX_DECISIONS)
         self._last: tuple[Any, C, bool] | None = None  # and whether it is known to have come again
         # By what a signature hashes to: two that share a number are decided for a call earlier or later.
         self._unused: Recent[int, bool] = Recent(most_unused)
@@ -79,6 +83,42 @@ class Decisions(Generic[C]):
     def values(self) -> list[C]:
         """All that was decided."""
         return self._made.values()
+
+    def is_final(self, signature: Any) -> bool:
+        """Whether something is decided, and nobody counts calls to decide once more."""
+        choice = self._made.get(signature)
+        return choice is not None and choice.later is None
+
+    def due(self, signature: Any, choice: C, calls: int = 1) -> bool:
+        """Whether to decide once more, as time was lacking and calls took long enough since.
+
+        Args:
+            signature: Of a call.
+            choice: What is decided for it.
+            calls: So many were there since the last one that asked, this one included.
+        """
+        if choice.later is None:
+            return False
+        self._calls[signature] = made = self._calls.get(signature, 0) + calls
+        return made >= choice.later.calls
+
+    def once_more(self, signature: Any, choice: C) -> None:
+        """What is decided is forgotten, and may take what it lacked."""
+        if choice.later is None:
+            return
+        with self._lock:
+            if self._made.get(signature) is not choice:
+                return  # another thread was here
+            self._made.pop(signature)
+            self._last = None
+            self._calls.pop(signature)
+            self.purse.earned(choice.later)
+            self.changes += 1
+
+    def look_every(self) -> int:
+        """After so many calls one should ask whether its decision is due; 0: none has to."""
+        waiting = [choice.later.calls for choice in self._made.values() if choice.later is not None]
+        return max(1, min(waiting) // _LOOKS) if waiting else 0
 
     def put(self, signature: Any, choice: C) -> C:
         """Keeps a decision."""
@@ -219,6 +259,7 @@ class Decisions(Generic[C]):
         self._met.clear()
         self._candidates.clear()
         self._while_far.clear()
+        self._calls.clear()
         self.put_off.clear()
 
 

@@ -3,6 +3,7 @@
 //
 // clang-format off
 //   call(*args) ->  target(*args)        the usual way
+//                   self._call(*args)    the one of so many calls that is to be looked at
 //                   self._call(*args)    `alone` says no: the target would be a part of something
 //                   fallback(*args)      for some calls after two that waited long for the GIL
 //                   self._call(*args)    nothing is settled yet, or inside a capture or a fork
@@ -33,7 +34,8 @@ struct FastCall {
   PyObject* fallback;
   PyObject* alone;
   int step_back;
-  bool waited;  // the last call of the target waited long; one such call may be chance
+  int64_t look_in;  // after so many calls one goes to self._call; 0: none does
+  bool waited;      // the last call of the target waited long; one such call may be chance
 };
 
 FastCall* Self(PyObject* object) { return reinterpret_cast<FastCall*>(object); }
@@ -80,6 +82,7 @@ PyObject* Call(PyObject* object, PyObject* args, PyObject* kwargs) {
     if (yes < 0) return nullptr;
     if (yes == 0 || self->target == nullptr) return CallMethod(object, "_call", args, kwargs);
   }
+  if (self->look_in > 0 && --self->look_in == 0) return CallMethod(object, "_call", args, kwargs);
   const bool watch = self->fallback != nullptr;
   const bool back = watch && self->step_back > 0;
   if (back) --self->step_back;
@@ -113,6 +116,13 @@ PyObject* Settle(PyObject* object, PyObject* const* args, Py_ssize_t n) {
   self->waited = false;
   if (self->fallback == nullptr) self->step_back = 0;
   for (PyObject* each : old) Py_XDECREF(each);
+  Py_RETURN_NONE;
+}
+
+PyObject* LookIn(PyObject* object, PyObject* calls) {
+  const int64_t given = PyLong_AsLongLong(calls);
+  if (given == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  Self(object)->look_in = given;
   Py_RETURN_NONE;
 }
 
@@ -153,6 +163,7 @@ PyMethodDef methods[] = {
      "_settle(target, fallback, alone=None): calls go to target; None: to self._call. With a "
      "fallback, calls step back to it while another thread is busy with Python. Where alone() is "
      "false, they go to self._call."},
+    {"_look_in", &LookIn, METH_O, "_look_in(calls): after so many calls one goes to self._call."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef properties[] = {

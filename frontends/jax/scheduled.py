@@ -394,6 +394,10 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             return self.original(*args, **kwargs)  # JAX's own error: a static value has no hash
         # Never measured are a call inside somebody's trace, what no plan could run, and keys for one call.
         measurable = outside and not _compat.checks_keys()
+        calls = self.by_decision.calls_since_the_last() if measurable else 0
+        if choice is not None and measurable and self.decisions.due(signature, choice, calls):
+            self.decisions.once_more(signature, choice)
+            choice = None
         if choice is None and measurable and not self.spans_too_much(args, kwargs):
             choice = self.decisions.now(
                 signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide,

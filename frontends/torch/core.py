@@ -254,6 +254,8 @@ class Core(Offering):
         )
         if choice is None or choice.child not in (None, self.on_one_thread):
             return None
+        if choice.later is not None and self.decisions.due(signature, choice):
+            return None
         return self.as_written if choice.child is None else self.on_one_thread.call
 
     def _note_plain(self, signature: Any, plain: Any, changes: int, args: Any, kwargs: Any) -> None:
@@ -264,7 +266,7 @@ class Core(Offering):
             self._known = None
         elif known is None or known.changes != changes:
             # What was decided for other sizes holds for this call only: the next one may decide.
-            if not self._decides or signature in self.decisions:
+            if not self._decides or self.decisions.is_final(signature):
                 narrow = plain != self.as_written
                 self._known = call_signature.Known(self.original, args, kwargs, changes, narrow)
 

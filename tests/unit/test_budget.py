@@ -54,6 +54,33 @@ def test_the_second_is_shared_by_all_signatures(clock: Clock) -> None:
     assert purse.left_s < 0.15
 
 
+def test_what_was_lacking_is_earned_by_calls(clock: Clock) -> None:
+    purse = Purse()
+    given = Budget(purse)
+    clock.now += 2.0
+    given.original(2.0)
+    assert given.later(0.01) is None, "nothing was lacking"
+    assert given.refuses("one", 4.0) and given.refuses("another", 3.5)
+    later = given.later(0.01)
+    assert later is not None and later.calls == budget.SHARE * (3.0 + 7.5) / 0.01
+    assert given.later(1e-3) is None, "calls are too short to be counted"
+    given.close()
+    purse.earned(later)
+    again = Budget(purse)
+    clock.now += 0.01
+    again.original(0.01)
+    assert again.anew_s == 2.0, "what compiling candidates will take is told by that"
+    assert not again.refuses("one", 4.0)
+    clock.now += 4.0
+    assert not again.refuses("another", 3.5)
+    clock.now += 3.5
+    again.close()
+    assert purse.first_s == 0.0
+    asked = Budget(Purse(), 1.0)
+    asked.original(2.0)
+    assert asked.refuses("one", 4.0) and asked.later(1.0) is None
+
+
 def test_what_was_not_spent_stays(clock: Clock) -> None:
     purse = Purse()
     given = Budget(purse)

@@ -169,8 +169,10 @@ def choose(
             if spending.asked:
                 raise ways.too_small()
             seconds = time.perf_counter() - start
-            fresh = ways.fresh_memory()
-            return Choice(None, ways.refused, {}, predicted, left_out, seconds, memory=fresh)
+            return Choice(
+                None, ways.refused, {}, predicted, left_out, seconds, memory=ways.fresh_memory(),
+                later=spending.later(ways.call_s),
+            )  # fmt: skip
         predicted = _of_the_original(fast, traced) | predicted
         medians = ways.measure(watch)
     except quiet.Disturbed:
@@ -181,11 +183,12 @@ def choose(
     choice, reason = _picked(medians, strategy.margin, predicted)
     seconds = time.perf_counter() - start
     child = _child(fast, choice)
+    stays = choice == "original"
     made = Choice(
         child, reason, dict(medians), predicted, left_out, seconds, costs, choice, ways.fresh_memory(),
-        medians.far,
+        medians.far, spending.later(ways.call_s) if stays else None,
     )  # fmt: skip
-    if not (ways.refused and choice == "original"):  # a later process may have more time
+    if not (ways.refused and stays):  # a later process may have more time
         choice_of.to_disk(key, made)
     return made
 

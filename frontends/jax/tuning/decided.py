@@ -53,6 +53,7 @@ class ByDecision:
         self._programs: dict[str, Any] = {}
         self._watched: Watched | None = None
         self._only: Any = None
+        self._every = 0  # calls of those that go straight to a program, this one comes here
         self._earlier: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._raised: set[str] = set()
         self._on_this_thread = threading.local()
@@ -155,6 +156,7 @@ class ByDecision:
         """
         fast = self._fast
         self._watched = self._only = None
+        self._every = 0
         made = list(choices)
         kinds = {choice.kind for choice in made}
         by_plan = "lanes" in kinds and fast.options_by_plan()  # the call looks for its plan
@@ -173,6 +175,15 @@ class ByDecision:
         )
         alone = _compat.at_top_level if fast.jit_compiler_options or apart else None
         fast._settle(self.program(kind), fast.original if kind == "lanes" else None, alone)
+        self._every = fast.decisions.look_every()
+        fast._look_in(self._every)
+
+    def calls_since_the_last(self) -> int:
+        """For how many calls this one stands, of which the others did not come here; more follow."""
+        if not self._every:
+            return 1
+        self._fast._look_in(self._every)
+        return self._every
 
     def settle_as(self, child: Any) -> None:
         """Sends calls where those of a child go that was just called, if all decisions are for that one.

@@ -40,7 +40,7 @@ class CompiledWays(ways.Ways):
         fast.by_decision.look_again()  # what is measured is what later calls will take
         # The program that is measured is the one that calls will run, if this is what is decided.
         run = _runner(fast.by_decision.program("original"), fast, args, kwargs)
-        anew = self._operators * _OPERATOR_S
+        anew = max(self._operators * _OPERATOR_S, spending.anew_s)
         with fast.by_decision.tracing(decided.ORIGINAL):
             self.original(run, anew)
         self._compile_s = max(spending.own_s - self.call_s, anew)

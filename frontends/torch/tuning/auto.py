@@ -166,7 +166,7 @@ def _choose(
     with _given_back(core), kept_apart as run.runs:
         ways = ways_to_run.Ways(spending)
         anew = _OPERATOR_S * sum(len(e.captured.graph.ops) for e in entries)
-        capture_s = max(capture_s, anew)
+        capture_s = max(capture_s, anew, spending.anew_s)
         left_out: dict[str, str] = {}
         whole_s = _plain(core, forms, run, ways, anew, left_out, strict=tuned)
         predicted = _planned(
@@ -186,6 +186,7 @@ def _choose(
             return Choice(
                 child_of(alone), reason, {}, predicted, left_out, seconds, None,
                 "" if alone == "original" else alone, ways.fresh_memory(),
+                later=spending.later(ways.call_s),
             )  # fmt: skip
         while True:
             try:
@@ -202,12 +203,14 @@ def _choose(
     choice, reason = autotune.pick(medians, baseline=baseline, margin=strategy.margin)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
+    stays = choice in ways.plain
+    later = spending.later(ways.call_s) if stays else None
     made = Choice(
         child_of(choice), reason, dict(medians), predicted, left_out, seconds, None, choice,
-        ways.fresh_memory(), medians.far,
+        ways.fresh_memory(), medians.far, later,
     )  # fmt: skip
     # A later process may have more time, or more memory.
-    if not ((ways.refused or ways.without_room) and choice in ways.plain):
+    if not ((ways.refused or ways.without_room) and stays):
         choice_of.to_disk(key, made)
     return made
 

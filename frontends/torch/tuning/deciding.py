@@ -144,13 +144,18 @@ class Deciding:
         """What is decided, by now or by measuring where that can be."""
         strategy = self.options.strategy
         assert isinstance(strategy, Auto)
-        choice = self.decisions.decided(signature) or self.decisions.of_other_sizes(signature)
-        if choice is None and not (
+        choice = self.decisions.decided(signature)
+        later = choice is not None and self.decisions.due(signature, choice)
+        if not later:
+            choice = choice or self.decisions.of_other_sizes(signature)
+        if (choice is None or later) and not (
             native.in_lane()
             or modes.modes_active()
             or modes.watched_by_autograd()
             or modes.captured_by_user()
         ):
+            if choice is not None:
+                self.decisions.once_more(signature, choice)
             choice = self.decisions.now(
                 signature, lambda watch: auto.choose(self, args, kwargs, watch), self.decide,
                 margin=strategy.margin, warn=lambda text: self.warn(f"{self.options.name!r}: {text}"),

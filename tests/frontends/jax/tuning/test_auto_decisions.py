@@ -20,7 +20,7 @@ from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.frontends.jax.lanes import entry as lanes_entry
 from dynaflow_xla.frontends.jax.signature import entry
 from dynaflow_xla.frontends.jax.tuning import auto
-from dynaflow_xla.tuning import autotune, budget, quiet
+from dynaflow_xla.tuning import autotune, budget, quiet, ways
 
 
 @pytest.fixture(autouse=True)
@@ -389,6 +389,77 @@ def test_a_first_call_takes_at_most_twice_the_originals_time_and_a_second(
     assert dfx.tune(fast, *args, budget_s=60.0).medians_ms.keys() >= {"original", "Sequential()"}
     assert "dfx.tune" not in dfx.explain(fast, *args)
     assert len(list(folder.glob("*.json"))) == 1
+
+
+def _asked(fast: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Gets an entry for each call that passes through Python."""
+    seen: list[Any] = []
+    real = type(fast)._call_auto
+
+    def call_auto(self: Any, args: Any, kwargs: Any) -> Any:
+        seen.append(args)
+        return real(self, args, kwargs)
+
+    monkeypatch.setattr(type(fast), "_call_auto", call_auto)
+    return seen
+
+
+def test_what_there_was_no_time_for_is_measured_once_calls_took_much_longer(
+    work: Work, monkeypatch: pytest.MonkeyPatch, assert_same: Any, folder: Path
+) -> None:
+    monkeypatch.setattr(ways.Ways, "call_s", property(lambda _: 0.01))
+    monkeypatch.setattr(budget, "SHARE", 0.04)
+    work.original_s, work.lanes_s, work.plan_s = 4.0, 2.0, 1.5
+    fast, args = auto_of(jax.jit(work.sorts)), arguments()
+    fast(*args)
+    first = fast.decision(args, {})
+    calls = first.later.calls
+    assert calls >= 0.04 * 5.0 / 0.01 and not work.compiled
+    assert f"after {calls} calls like this" in dfx.explain(fast, *args)
+    asked = _asked(fast, monkeypatch)
+    for _ in range(calls - calls // 16 - 1):
+        assert_same(sorts(*args), fast(*args))
+    assert fast.decision(args, {}) is first and not work.compiled
+    assert len(asked) <= 17, "the others go straight to the program"
+    before = work.now
+    for _ in range(2 * (calls // 16) + 3):
+        assert_same(sorts(*args), fast(*args))
+    made = fast.decision(args, {})
+    assert len(made.medians_ms) >= 3 and made.later is None, made.lines()
+    assert work.now - before <= 0.01 * calls / 0.04, "no longer than a share of what calls took"
+    assert "like this" not in dfx.explain(fast, *args)
+    assert len(list(folder.glob("*.json"))) == 1
+    asked.clear()
+    for _ in range(50):
+        fast(*args)
+    assert not asked
+
+
+def test_each_signature_is_decided_for_once_more_on_its_own(
+    work: Work, monkeypatch: pytest.MonkeyPatch, assert_same: Any
+) -> None:
+    monkeypatch.setattr(ways.Ways, "call_s", property(lambda _: 0.01))
+    monkeypatch.setattr(budget, "SHARE", 0.04)
+    work.original_s, work.lanes_s, work.plan_s = 4.0, 2.0, 1.5
+    fast, often, once = auto_of(jax.jit(work.sorts)), arguments(), arguments(512)
+    fast(*often)
+    fast(*once)
+    calls = max(fast.decision(args, {}).later.calls for args in (often, once))
+    for _ in range(2 * calls):
+        fast(*often)
+    assert fast.decision(often, {}).later is None
+    assert fast.decision(once, {}).later is not None
+    assert_same(sorts(*once), fast(*once))
+    assert_same(sorts(*often), fast(*often))
+
+
+def test_calls_of_microseconds_and_the_users_own_seconds_are_final(work: Work) -> None:
+    work.original_s, work.lanes_s = 4.0, 30.0
+    for options in ({}, {"budget_s": 2.0}):
+        fast, args = auto_of(jax.jit(work.sorts), **options), arguments()
+        fast(*args)
+        assert fast.decision(args, {}).later is None
+        assert "like this" not in dfx.explain(fast, *args)
 
 
 def test_what_fits_is_measured_and_the_rest_named(work: Work) -> None:

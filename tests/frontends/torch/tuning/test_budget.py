@@ -113,6 +113,28 @@ def test_an_original_for_want_of_time_is_not_kept(work: Work, tmp_path: Path) ->
         assert len(list(tmp_path.glob("*.json"))) == 1
 
 
+def test_what_there_was_no_time_for_is_measured_once_calls_took_much_longer(
+    work: Work, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(budget, "SHARE", 5)
+    work.original_s = 2.0
+    fast, x = auto_of(work), torch.randn(8, 64)
+    with torch.no_grad():
+        fast(x)
+        first = dfx.explain(fast, x)
+        later = fast._dfx_core.decision((x,), {}).later
+        assert f"after {later.calls} calls like this" in first and not work.measured
+        for _ in range(later.calls - 1):
+            assert torch.equal(fast(x), sorts(x))
+        assert not work.measured
+        before = work.now
+        assert torch.equal(fast(x), sorts(x))
+        assert len(work.measured) == 1 and set(work.measured[0]) >= {"original", "Sequential()"}
+        assert work.now - before <= later.calls * 2.0 / 5 + later.more_s
+        assert "like this" not in dfx.explain(fast, x)
+        assert torch.equal(fast(x), sorts(x)) and len(work.measured) == 1
+
+
 def test_many_signatures_share_one_second(work: Work) -> None:
     work.capture_s = 0.2
     fast = auto_of(work)
