@@ -48,7 +48,7 @@ _SCHEDULE: list[Any] = [
         "--strategy",
         default="auto",
         show_default=True,
-        help="Name, NanoBatch(4) or module:Strategy.",
+        help="Name, NanoBatch(4), IOS() or module:Strategy.",
     ),
     click.option("--lanes", type=int, help="Number of lanes."),
     click.option("--backend", default="auto", show_default=True, help=f"{backends.names()}."),

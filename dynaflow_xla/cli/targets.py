@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dynaflow_xla as dfx
-from dynaflow_xla import dispatch
+from dynaflow_xla import dispatch, published
 from dynaflow_xla.errors import DynaflowError
 
 
@@ -233,8 +233,8 @@ def _argument(text: str, framework: str, seed: int) -> Any:
 def strategy(text: str) -> Any:
     """The strategy that a text means.
 
-    That is a name (``branches``), one of ``dynaflow_xla`` with arguments (``NanoBatch(4)``), or the user's
-    own (``module:MyStrategy``).
+    That is a name (``branches``), one of ``dynaflow_xla`` or of ``dynaflow_xla.published`` with arguments
+    (``NanoBatch(4)``, ``IOS()``), or the user's own (``module:MyStrategy``).
 
     Raises:
         TargetError: it means none.
@@ -250,15 +250,16 @@ def strategy(text: str) -> Any:
             call = ast.Call(call, [], [])
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError(text)
-        made = getattr(dfx, call.func.id, None)
+        made = getattr(dfx, call.func.id, None) or getattr(published, call.func.id, None)
         args = [ast.literal_eval(one) for one in call.args]
         kwargs = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
     except (ValueError, SyntaxError):
         made = None
     if not (isinstance(made, type) and issubclass(made, dfx.Strategy)):
         raise TargetError(
-            "a strategy is a name (auto, branches, nano_batch, ...), one of dynaflow_xla with its arguments "
-            f"(NanoBatch(4), Branches(wide=False)) or module:Strategy; got {text!r}"
+            "a strategy is a name (auto, branches, nano_batch, ...), one of dynaflow_xla or of "
+            "dynaflow_xla.published with its arguments (NanoBatch(4), Branches(wide=False)) or "
+            f"module:Strategy; got {text!r}"
         )
     return _made(made, text, *args, **kwargs)
 

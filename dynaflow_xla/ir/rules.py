@@ -339,13 +339,18 @@ class Seq(Rule):
         return f"Seq({', '.join(rule.text() for rule in self.rules)})"
 
 
-def as_rules(given: Any) -> tuple[Rule, ...]:
-    """The rules of an option or a strategy; RuleError if it is no collection of rules."""
+def as_rules(given: Any, option: str = "rules") -> tuple[Rule, ...]:
+    """The rules of an option or a strategy; RuleError if it is no collection of rules.
+
+    Args:
+        given: Rules, or one.
+        option: Its name, for the error.
+    """
     rules = (given,) if isinstance(given, Rule) or not isinstance(given, Iterable) else tuple(given)
     for rule in rules:
         if not isinstance(rule, Rule):
             raise RuleTypeError(
-                f"rules must be dfx.Scope, Op, Call, Module, Seq or Where objects; got {rule!r}"
+                f"{option} must be dfx.Scope, Op, Call, Module, Seq or Where objects; got {rule!r}"
             )
     return rules
 

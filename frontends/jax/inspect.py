@@ -104,7 +104,10 @@ def verify(fast: Any, args: Any, kwargs: Any) -> Report:
         result = call(*a, **k)
         return values(result), values((a, k))
 
-    want, given = run(fast.original)
+    try:
+        want, given = run(fast.original)
+    except TypeError as error:
+        raise error if isinstance(fast, Lifted) else fast.with_way_out(error, args, kwargs)  # noqa: B904
     got, taken = run(target)
     rows = _rows("result", want, got)
     before = {path: leaf for path, leaf in _leaves("argument", values((args, kwargs)))}

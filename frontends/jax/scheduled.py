@@ -132,7 +132,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         try:
             return self._unsettled(args, kwargs)
         except TypeError as error:
-            raise self._with_way_out(error, args, kwargs)  # noqa: B904  (it is this error, or made from it)
+            raise self.with_way_out(error, args, kwargs)  # noqa: B904  (it is this error, or made from it)
 
     def _unsettled(self, args: Any, kwargs: Any) -> Any:
         if lifted := self._lift(args, kwargs):
@@ -160,10 +160,10 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         if self._lift(args, kwargs):
             return self._call(*args, **kwargs)
         if isinstance(error, TypeError):
-            raise self._with_way_out(error, args, kwargs)
+            raise self.with_way_out(error, args, kwargs)
         raise self._explained(error, args, kwargs)
 
-    def _with_way_out(self, error: TypeError, args: Any, kwargs: Any) -> TypeError:
+    def with_way_out(self, error: TypeError, args: Any, kwargs: Any) -> TypeError:
         """JAX's error about an argument that it cannot trace, with what can be done about it."""
         _, *dynamic = self.programs.split_static(args, kwargs)
         way_out = effects.untraceable(self._name, *dynamic)
@@ -372,7 +372,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
                 args, kwargs, warn=not self._options.candidate
             )
         except TypeError as error:
-            raise self._with_way_out(error, args, kwargs)  # noqa: B904  (as where it is called)
+            raise self.with_way_out(error, args, kwargs)  # noqa: B904  (as where it is called)
         return traced, consts, program.entry
 
     def _unsupported_platform(self) -> bool:

@@ -97,6 +97,9 @@ def test_literals_mappings_and_factories(tmp_path: Path) -> None:
         targets.target("given.py:f")
     assert repr(targets.strategy("NanoBatch(4)")) == "NanoBatch(4)"
     assert targets.strategy("branches") == "branches"
+    assert repr(targets.strategy("TwoBatchOverlap(rows=8)")).startswith("TwoBatchOverlap(")
+    with pytest.raises(targets.TargetError, match=r"dynaflow_xla\.published"):
+        targets.strategy("Nobody()")
 
 
 # -- compare ----------------------------------------------------------------------------------------

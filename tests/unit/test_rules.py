@@ -221,6 +221,12 @@ def test_what_is_no_rule(make: Make, given: Any) -> None:
         partition(make("a = sort x", "a"), given)
 
 
+@pytest.mark.parametrize("option", ["only", "join"])
+def test_the_option_that_holds_no_rule_is_named(option: str) -> None:
+    with pytest.raises(RuleError, match=rf"^{option} must be dfx\.Scope"):
+        dfx.NanoBatch(2, **{option: 3})
+
+
 def test_one_rule_needs_no_list(make: Make) -> None:
     graph = make("a = sort x; b = add a", "b")
     assert partition(graph, dfx.Op("sort")) == partition(graph, [dfx.Op("sort")])  # type: ignore[arg-type]

@@ -85,8 +85,8 @@ class Split:
         """
         if not isinstance(joins, bool):
             raise PlanTypeError(f"joins must be True or False; got {joins!r}")
-        chosen = None if only is None else as_rules(only)
-        wanted = Wanted(joins, chosen, as_rules(join))
+        chosen = None if only is None else as_rules(only, "only")
+        wanted = Wanted(joins, chosen, as_rules(join, "join"))
         if wanted.chosen and not joins:
             raise PlanError("only= and join= join what they say; joins=False allows no join")
         return replace(self, joins=wanted)

@@ -50,8 +50,9 @@ class Splitting(Strategy):
     uneven: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "only", None if self.only is None else as_rules(self.only))
-        object.__setattr__(self, "join", as_rules(self.join))
+        only = None if self.only is None else as_rules(self.only, "only")
+        object.__setattr__(self, "only", only)
+        object.__setattr__(self, "join", as_rules(self.join, "join"))
         object.__setattr__(self, "align", conditions(self.align, uneven=self.uneven).align)
         for name, check in (("weights", checked_work), ("boundaries", checked_boundaries)):
             given = getattr(self, name)

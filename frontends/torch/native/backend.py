@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.errors import PlanError, UnsupportedError
 from dynaflow_xla.frontends.torch.batch.nano import NanoBatches
 from dynaflow_xla.frontends.torch.capture.capture import CAPTURE_OPTIONS, capture
 from dynaflow_xla.frontends.torch.capture.captured import Captured
@@ -36,6 +36,7 @@ class NativeBackend:
     def capture_options(self) -> dict[str, Any]:
         """Those of ``torch.compile``; with compiled regions the options are the compiler's."""
         if self.compiles:
+            _check(self.settings.compiler_options or {})
             return {}  # sizes that change are captured open, and compiled one by one
         given = dict(self.settings.compiler_options or {})
         if unknown := set(given) - CAPTURE_OPTIONS:
@@ -93,3 +94,22 @@ class NativeBackend:
 def _device(device: torch.device) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return f"{device} {name}"
+
+
+def _check(given: Mapping[Any, Any]) -> None:
+    """Are these options of Inductor, as ``torch.compile(options=...)`` takes them?
+
+    Raises:
+        PlanError: naming the one that is not.
+    """
+    for name, value in given.items():
+        if name in CAPTURE_OPTIONS:
+            continue
+        try:
+            torch.compile(lambda: None, options={name: value})  # compiles nothing
+        except (RuntimeError, AttributeError) as error:
+            why = str(error).split(", known options")[0]
+            raise PlanError(
+                "compiler_options with a compiler are those of torch.compile(options=...), "
+                f"{sorted(CAPTURE_OPTIONS)} besides; got {name!r}: {value!r} ({why})"
+            ) from None

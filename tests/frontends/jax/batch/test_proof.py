@@ -195,3 +195,15 @@ def test_timeline_files(fast: Any, x: Any, tmp_path: Path) -> None:
     pytest.importorskip("perfetto")
     dfx.simulate(fast, x).to_perfetto(tmp_path / "trace.pftrace")
     assert (tmp_path / "trace.pftrace").stat().st_size > 0
+
+
+class Affine:
+    @dfx.schedule
+    def of(self, x: Any) -> Any:
+        return x * 2
+
+
+@pytest.mark.parametrize("look", [dfx.verify, dfx.explain])
+def test_the_way_out_of_what_jax_cannot_trace(look: Any) -> None:
+    with pytest.raises(TypeError, match=r"argument 0 of 'of' is a Affine.*Make it static"):
+        look(Affine.of, Affine(), jnp.ones(4))

@@ -133,6 +133,17 @@ def test_code_is_for_the_sizes_that_there_are(counted: list[str]) -> None:
     assert not re.findall(r"\bk?s\d+\b", codes[0])
 
 
+@pytest.mark.parametrize(
+    "options", [{"no_such": 1}, {"max_autotune": "maybe"}, {"epilogue_fusion": [1]}, {3: 4}]
+)
+@pytest.mark.parametrize("compiler", ["inductor", "aoti", "auto"])
+def test_options_that_the_compiler_does_not_have(compiler: str, options: Any) -> None:
+    with pytest.raises(
+        dfx.PlanError, match=rf"those of torch\.compile.*got '?{next(iter(options))}"
+    ):
+        dfx.schedule(Layers(), "sequential", compiler=compiler, compiler_options=options)
+
+
 def test_attention_without_dropout_is_compiled(counted: list[str]) -> None:
     """PyTorch tags it as random, whatever its dropout is."""
 
