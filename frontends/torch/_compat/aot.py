@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -181,6 +181,91 @@ def written_inputs(memory: Sequence[Any]) -> list[int]:
     if not any(info.mutates_data for info in infos):
         return []
     return [n for n, one in enumerate(memory) if one is not None and memory.count(one) > 1]
+
+
+def uncounted_writes(gm: Any, inputs: int) -> list[int]:
+    """Called while a forward is compiled: the inputs that it writes, which autograd is not to know.
+
+    Batch norm writes its statistics so, and ``x.data.copy_``: a backward of an earlier call, which saved
+    them and does not read their values, is still to run.
+
+    Args:
+        gm: Of AOTAutograd.
+        inputs: So many has Dynamo's graph. Where some of these became one none are told.
+    """
+    context = torch._guards.TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return []
+    infos = context.fw_metadata.input_info
+    placeholders = list(gm.graph.find_nodes(op="placeholder"))
+    if len(infos) != inputs or len(placeholders) != inputs:
+        return []
+    (output,) = gm.graph.find_nodes(op="output")
+    return [
+        n
+        for n, number in updates_of(gm)
+        if not infos[n].requires_grad
+        and (
+            infos[n].mutations_hidden_from_autograd
+            or _is_statistic(output.args[0][number], placeholders[n])
+        )
+    ]
+
+
+def _is_statistic(node: Any, before: Any) -> bool:
+    """Whether a value is what batch norm, or several after one another, make of these statistics."""
+    while node is not before:
+        if not isinstance(node, torch.fx.Node) or node.target is not operator.getitem:
+            return False
+        norm, number = node.args
+        schema = getattr(norm.target, "_schema", None)
+        if schema is None or "batch_norm" not in schema.name:
+            return False
+        read = schema.returns[number].name.removesuffix("_out")
+        places = [n for n, argument in enumerate(schema.arguments) if argument.name == read]
+        if not places or places[0] >= len(norm.args):
+            return False
+        node = norm.args[places[0]]
+    return True
+
+
+class Uncounted:
+    """A graph that writes inputs, which autograd is not to know.
+
+    Args:
+        run: The graph; AOTAutograd writes by an operator, which counts.
+        written: Numbers of these inputs.
+    """
+
+    def __init__(self, run: Callable[..., Any], written: Sequence[int]) -> None:
+        self._run, self._written = run, written
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Runs it."""
+        with _uncounted([inputs[n] for n in self._written]):
+            return self._run(*inputs)
+
+
+def _uncounted(tensors: Iterable[torch.Tensor]) -> Any:
+    counting = tuple(x for x in tensors if not x.is_inference())
+    return torch.autograd._unsafe_preserve_version_counter(counting)
+
+
+def updates_of(gm: Any) -> list[tuple[int, int]]:
+    """Which inputs of AOTAutograd's graph are to hold which of its outputs after the call, by number."""
+    described = [node.meta.get("desc") for node in gm.graph.find_nodes(op="placeholder")]
+    found = []
+    for number, description in enumerate(output_descriptions(gm)):
+        if is_update(description) and description.mutated_input in described:
+            found.append((described.index(description.mutated_input), number))
+    return found
+
+
+def write(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Writes what AOTAutograd will write, which then counts for autograd."""
+    with torch.no_grad(), _uncounted(targets):
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value)
 
 
 def storage_of(node: Any) -> Any:

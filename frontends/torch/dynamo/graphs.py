@@ -58,6 +58,8 @@ class _Graph:
         forward: What was made of the forward.
         reached: Whether AOTAutograd came to us with anything of it.
         writes: Whether it writes into its inputs.
+        uncounted: Inputs that it writes unknown to autograd.
+        dynamo_inputs: So many it has.
         users: Of several functions those that use each input.
         inputs: Its inputs, if it holds several functions.
     """
@@ -71,6 +73,8 @@ class _Graph:
     forward: Any = None
     reached: bool = False
     writes: bool = False
+    uncounted: Sequence[int] = ()
+    dynamo_inputs: int = 0
     users: dict[Any, set[str]] = field(default_factory=dict)
     inputs: Sequence[Any] = ()
 
@@ -162,8 +166,9 @@ class CapturedGraphs:
         names = [user_name(self.original, source) for source in dynamo_graphs.sources_of_inputs(gm)]
         inputs = list(gm.graph.find_nodes(op="placeholder")) if users else []
         graph = _Graph(
-            self._count, names, sources, broken=broken is not None, users=users, inputs=inputs
-        )
+            self._count, names, sources, broken=broken is not None, users=users, inputs=inputs,
+            dynamo_inputs=len(example_inputs),
+        )  # fmt: skip
         if self.splits:
             graph.batch, graph.rows = open_batch.sizes_in(gm), 1
             if not graph.batch:
@@ -174,6 +179,8 @@ class CapturedGraphs:
         self._count += 1
         made_of = hooked.made_of_results(gm) if grad else {}
         run = self._with_gradients(gm, example_inputs, graph)
+        if graph.uncounted:
+            run = aot.Uncounted(run, graph.uncounted)
         if made_of:
             run = hooked.telling(run, made_of, self.name, self.warn)
         if grad:
@@ -230,6 +237,7 @@ class CapturedGraphs:
                 functions.check_apart(graph.users, graph.names, graph.inputs)
             draws.lower_checkpoints(gm)
             self.draws |= draws.may_draw(gm)
+            uncounted = [] if kind == "backward" else aot.uncounted_writes(gm, graph.dynamo_inputs)
             with self._lock:
                 self.backend.lower(gm, kind)
                 made = self._planned(gm, kind, graph)
@@ -242,11 +250,13 @@ class CapturedGraphs:
                 aot.mend_views_of_merged(gm)
                 graph.writes = aot.writes_inputs()
                 self.writes |= graph.writes
+                graph.uncounted = uncounted
                 if self.writes and self.shared is not None:
                     overlap.check(self.shared, self.name)
                 self.changes.found(effects.written_outside(graph.sources))
                 graph.forward = made
-            return aot.boxed(running.Runner(made))
+            updates = aot.updates_of(gm) if kind == "forward" else []
+            return aot.boxed(running.Runner(made, updates))
 
         return compile_graph
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dynaflow_xla.frontends.torch._compat import modes
+from dynaflow_xla.frontends.torch._compat import aot, modes
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.capture.mutation import effects
 from dynaflow_xla.frontends.torch.capture.random import states
@@ -156,10 +156,15 @@ def leave_out(reason: str) -> None:
 
 
 class Runner:
-    """A compiled graph: counts itself among what a call ran, then runs."""
+    """A compiled graph: counts itself among what a call ran, then runs.
 
-    def __init__(self, graph: Any) -> None:
-        self.graph = graph
+    Args:
+        graph: Made of one of AOTAutograd's.
+        updates: Numbers of inputs and of the outputs that they are to hold after the call.
+    """
+
+    def __init__(self, graph: Any, updates: Sequence[tuple[int, int]] = ()) -> None:
+        self.graph, self._updates = graph, updates
         self.resolves = hasattr(graph, "resolve")  # plans by sizes
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
@@ -170,7 +175,16 @@ class Runner:
             return observed(inputs)
         if entry.kind != "backward":
             note_run(entry)
+            if self._updates and modes.saved_is_hooked():
+                return self._updated(entry, inputs)
         return entry(inputs)  # type: ignore[no-any-return]
+
+    def _updated(self, entry: Any, inputs: list[Any]) -> list[Any]:
+        """Runs it and writes its inputs: what recomputes for a checkpoint ends before AOTAutograd does."""
+        targets = [inputs[number] for number, _ in self._updates]
+        outputs: list[Any] = entry(inputs)
+        aot.write(targets, [outputs[number] for _, number in self._updates])
+        return outputs
 
     def _resolve(self, inputs: list[Any]) -> Any:
         if not modes.modes_active():
