@@ -62,7 +62,9 @@ from dynaflow_xla.strategies.search import Search as Search
 from dynaflow_xla.strategies.sequential import Sequential as Sequential
 from dynaflow_xla.timelines.timeline import Timeline as Timeline
 
-if not _typing.TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
+    from dynaflow_xla import published as published
+else:
 
     def __getattr__(name: str) -> object:
         """``dynaflow_xla.published`` is written with the names above: it is loaded when it is asked for."""

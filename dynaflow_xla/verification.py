@@ -31,9 +31,15 @@ _ROUND = (1e-6, {"bfloat16": 8e-3, "float16": 1e-3, "complex32": 1e-3})
 
 @dataclass(frozen=True)
 class Report:
-    """Result of ``verify``: per output its path, type and difference where it is worst."""
+    """Result of ``verify``: per output its path, type and difference where it is worst.
+
+    Attributes:
+        rows: One for each output.
+        notes: What was not compared: replacements that the call did not run.
+    """
 
     rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def max_abs(self) -> float:
@@ -46,11 +52,12 @@ class Report:
         return all(row[4] for row in self.rows)
 
     def __str__(self) -> str:
-        return "\n".join(
+        rows = [
             f"{path}: {kind} largest difference {diff:.3g} (allowed there {bound:.3g})"
             + (" bit-equal" if equal else "")
             for path, kind, diff, bound, equal in self.rows
-        )
+        ]
+        return "\n".join([*rows, *(f"note: {text}" for text in self.notes)])
 
 
 def _filled_in(want: Any, size: Any, dtype: str) -> Any:

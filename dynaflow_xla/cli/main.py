@@ -93,7 +93,11 @@ def cli() -> None:
 
 @cli.command()
 @click.option(
-    "--timeout", type=float, default=180.0, show_default=True, help="Seconds for a trial."
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=180.0,
+    show_default=True,
+    help="Seconds for a trial.",
 )
 @click.option(
     "--measure",

@@ -48,6 +48,9 @@ class Rule:
         self.name = name
         self.resource = resource
 
+    def __repr__(self) -> str:
+        return self.text()
+
     def groups(self, graph: Graph) -> list[tuple[str, list[int]]]:
         """(name, operator indices) of every match, in program order."""
         raise NotImplementedError
@@ -346,7 +349,8 @@ def as_rules(given: Any, option: str = "rules") -> tuple[Rule, ...]:
         given: Rules, or one.
         option: Its name, for the error.
     """
-    rules = (given,) if isinstance(given, Rule) or not isinstance(given, Iterable) else tuple(given)
+    one = isinstance(given, Rule | str) or not isinstance(given, Iterable)
+    rules = (given,) if one else tuple(given)
     for rule in rules:
         if not isinstance(rule, Rule):
             raise RuleTypeError(

@@ -23,6 +23,11 @@ _AS_WRITTEN = (
 )
 
 
+def not_replaced(notes: Iterable[str]) -> list[str]:
+    """Those notes of a plan that tell of replacements which it does not run."""
+    return [note for note in notes if _AS_WRITTEN.partition("{!r}")[2] in note]
+
+
 @dataclass(frozen=True)
 class Context:
     """What a strategy may look at besides the graph.

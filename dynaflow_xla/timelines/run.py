@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from dynaflow_xla.errors import PlanError
+from dynaflow_xla.errors import PlanError, bad_argument
 from dynaflow_xla.timelines.spans import Bound, Span, us
 
 TIMELINE_VERSION = 1
@@ -175,6 +175,9 @@ class Run(msgspec.Struct, frozen=True):
         Raises:
             PlanError: malformed, of another version, or with spans that cannot be.
         """
+        if not isinstance(text, str | bytes):
+            told = f"a timeline is read from text or bytes; got {text!r:.80}"
+            raise bad_argument(text, str, told)
         try:
             data = msgspec.json.decode(text)
             version = data.pop("version", None) if isinstance(data, dict) else None

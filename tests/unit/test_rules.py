@@ -221,6 +221,12 @@ def test_what_is_no_rule(make: Make, given: Any) -> None:
         partition(make("a = sort x", "a"), given)
 
 
+def test_the_text_of_a_rule() -> None:
+    assert repr([dfx.Op("sort"), dfx.Scope("**layer")]) == "[Op('sort'), Scope('**layer')]"
+    with pytest.raises(RuleError, match="got 'sort'"):
+        dfx.schedule(lambda x: x, rules="sort")
+
+
 @pytest.mark.parametrize("option", ["only", "join"])
 def test_the_option_that_holds_no_rule_is_named(option: str) -> None:
     with pytest.raises(RuleError, match=rf"^{option} must be dfx\.Scope"):

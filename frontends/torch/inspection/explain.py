@@ -19,6 +19,7 @@ from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.tuning import auto, call_signature, copying, keeping
 from dynaflow_xla.planning.table import region_table, time_to_make, widths
 from dynaflow_xla.strategies.auto import Auto
+from dynaflow_xla.strategies.base import not_replaced
 from dynaflow_xla.tuning import choice as choosing, quiet
 from dynaflow_xla.verification import Report, Row
 
@@ -112,7 +113,11 @@ def verify(fast: Core, args: Any, kwargs: Any) -> Report:
     for (name, want), (_, got) in zip(*named, strict=True):
         rows += _compared(name, want, got, set())
     rows += _compared("buffer", wants[2], gots[2], set())
-    return Report(tuple(rows))
+    found = [n for e in target.all_planned(args, kwargs) for n in not_replaced(e.plan.notes)]
+    notes = [
+        f"{note}. Without gradients (torch.no_grad()) it runs, and is compared" for note in found
+    ]
+    return Report(tuple(rows), tuple(dict.fromkeys(notes)))
 
 
 def _by_name(fn: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:

@@ -128,7 +128,7 @@ class SharedAsCaptured:
         views = []
         for i, j in ((numbers[a], numbers[b]) for a, b in pairs):
             x, y = inputs[i], inputs[j]
-            if (i in others) != (j in others) and x is not y:
+            if (i in others) != (j in others):
                 views.append((i, j, int(x.storage_offset()), int(y.storage_offset())))
         return Pattern(tuple(views))
 

@@ -8,12 +8,16 @@ call ends if there are several readers or it is a result.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, MappingProxyType
 from typing import Any
 
-from dynaflow_xla.errors import PlanError
+import torch
+
+from dynaflow_xla.errors import DynaflowError, PlanError
 from dynaflow_xla.frontends.torch._compat import operators
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import expression
@@ -198,8 +202,20 @@ def replacement(
     """A strategy's ``replace`` function, its results checked against what the region makes.
 
     Raises:
-        PlanError: when called: another number of results, another shape or dtype.
+        PlanError: it does not take the region's inputs; when called: it raised, or returns another number of
+            results, another shape or dtype.
     """
+    which = f"the replacement of region {region.name!r} (at {where})"
+    given = [captured.graph.values[v] for v in region.inputs]
+    takes = f"{len(given)} inputs {[f'{v.dtype}{list(v.shape)}' for v in given]}"
+    signature = None
+    with contextlib.suppress(ValueError, TypeError):  # of some it cannot be read
+        signature = inspect.signature(fn)
+    if signature is not None:
+        try:
+            signature.bind(*given)
+        except TypeError as error:
+            raise PlanError(f"{which} must take its {takes}: {error}") from error
     values = [captured.graph.values[v] for v in region.outputs]
     wanted = [v for v in values if v.dtype != "token"]
     if len(wanted) != len(values):
@@ -210,13 +226,17 @@ def replacement(
 
     def run(*inputs: Any) -> list[Any]:
         expected = [v.shape for v in wanted] if shapes is None else shapes.at(inputs)
-        made = fn(*inputs)
+        try:
+            made = fn(*inputs)
+        except (DynaflowError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise PlanError(
+                f"{which} raised {type(error).__name__}: {error}; it gets {takes}"
+            ) from error
         results = list(made) if isinstance(made, (tuple, list)) else [made]
         if len(results) != len(wanted):
-            raise PlanError(
-                f"the replacement of region {region.name!r} (at {where}) must return "
-                f"{len(wanted)} values; it returned {len(results)}"
-            )
+            raise PlanError(f"{which} must return {len(wanted)} values; it returned {len(results)}")
         for value, wish, result in zip(wanted, expected, results, strict=True):
             dtype = str(getattr(result, "dtype", type(result))).removeprefix("torch.")
             shape = tuple(getattr(result, "shape", ()))
@@ -226,8 +246,7 @@ def replacement(
             if dtype != value.dtype or not fits:
                 shown = ", ".join("?" if n is None else str(n) for n in wish)
                 raise PlanError(
-                    f"the replacement of region {region.name!r} (at {where}) must return "
-                    f"{value.dtype}[{shown}]; it returned {dtype}{list(shape)}"
+                    f"{which} must return {value.dtype}[{shown}]; it returned {dtype}{list(shape)}"
                 )
         return results
 

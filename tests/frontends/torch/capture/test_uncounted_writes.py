@@ -1,4 +1,4 @@
-"""Buffers that calls write: batch norm's statistics, which autograd does not know to be written, and others."""
+"""Buffers that calls write: statistics of batch norm, whose writes autograd does not count, and others."""
 
 from __future__ import annotations
 
