@@ -169,7 +169,7 @@ class Run(msgspec.Struct, frozen=True):
         return msgspec.json.encode(data, order="deterministic").decode()
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
+    def from_json(cls, text: str | bytes | Any) -> Self:
         """Reads ``to_json``'s form.
 
         Raises:

@@ -247,6 +247,21 @@ def struct_like(aval: Any, shape: Sequence[int] | None = None) -> jax.ShapeDtype
     )
 
 
+def in_host_memory(aval: Any) -> bool:
+    """Whether a value lies in the host's memory, where it is said so (``jax.memory.Space.Host``)."""
+    return getattr(getattr(aval, "memory_space", None), "name", "") == "Host"
+
+
+def in_device_memory(aval: Any) -> Any:
+    """The type of the same value in the device's memory."""
+    return aval.update(memory_space=jax.memory.Space.Device) if in_host_memory(aval) else aval
+
+
+def to_memory(x: Any, host: bool) -> Any:
+    """A value in the host's memory, or in the device's."""
+    return jax.device_put(x, jax.memory.Space.Host if host else jax.memory.Space.Device)
+
+
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """Numbers of constants and of carried values of a scan; JAX 0.12 keeps them as trees."""
     if "ft_in" in params:

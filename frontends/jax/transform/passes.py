@@ -26,6 +26,7 @@ from dynaflow_xla.batch.joins import AUTOMATIC, Wanted, defined
 from dynaflow_xla.batch.proof import Mean, Sum
 from dynaflow_xla.batch.states import Rows, Same, State
 from dynaflow_xla.errors import DynaflowError, RuleError, SeparabilityError, UnsupportedError
+from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import separability
 from dynaflow_xla.frontends.jax.batch.own_rules import OwnRules
 from dynaflow_xla.frontends.jax.batch.split import Resolved, SplitCapture
@@ -471,6 +472,6 @@ class _Derived:
 def out_avals(captured: capture.Captured) -> list[Any]:
     """Abstract values of the flat outputs."""
     return [
-        captured.avals[out] if is_value else jax.typeof(out)
+        _compat.in_device_memory(captured.avals[out]) if is_value else jax.typeof(out)
         for out, is_value in zip(captured.outputs, captured.output_is_value, strict=True)
     ]

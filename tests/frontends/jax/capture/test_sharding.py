@@ -161,3 +161,60 @@ def test_what_places_nothing_inside_of_loops_keeps_them_on_lanes(loop: str, wher
     if loop == "scan":
         got, want = (jax.grad(lambda x, g=g: (g(x) ** 2).sum())(x) for g in (nano, f))
         np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+# -- where results lie, which JAX does not look for inside of plans ---------------------------------------
+
+SPACES = jax.memory.Space
+
+
+def _fetched(w: Any, x: Any) -> Any:
+    return jnp.sum(jnp.sort(x, -1) @ jax.device_put(w, SPACES.Device))
+
+
+def _offloaded(x: Any) -> Any:
+    return jax.device_put(jnp.sort(x, -1), SPACES.Host), jnp.cos(x)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sequential", "branches"])
+def test_arrays_in_the_hosts_memory(strategy: str) -> None:
+    w = jax.device_put(jnp.linspace(0, 1, 64).reshape(8, 8), SPACES.Host)
+    x = jnp.cos(jnp.arange(32.0)).reshape(4, 8)
+    fast = dfx.schedule(_fetched, strategy)
+    np.testing.assert_allclose(fast(w, x), _fetched(w, x), rtol=1e-5)
+    for of in (jax.grad, lambda f, argnums: jax.jit(jax.grad(f, argnums=argnums))):
+        for argnums in (0, 1):
+            want, got = of(_fetched, argnums=argnums)(w, x), of(fast, argnums=argnums)(w, x)
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+            assert got.sharding.memory_kind == want.sharding.memory_kind
+    put = dfx.schedule(_offloaded, strategy)
+    for call in (put, jax.jit(put)):
+        for got, want in zip(call(x), jax.jit(_offloaded)(x), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+            assert got.sharding.memory_kind == want.sharding.memory_kind
+    got, want = (jax.grad(lambda x, f=f: f(x)[1].sum())(x) for f in (put, _offloaded))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sequential", "branches", dfx.NanoBatch(2)], ids=str)
+def test_shardings_over_one_device(strategy: Any) -> None:
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    x = jnp.cos(jnp.arange(32.0)).reshape(4, 8)
+
+    def constrained(x: Any) -> Any:
+        inner = jax.jit(lambda y: jax.lax.with_sharding_constraint(jnp.sort(y, -1), rows))
+        return inner(x), jax.device_put(jnp.tanh(x), jax.devices()[0]), x * 2
+
+    mapped = jax.shard_map(
+        lambda x: jnp.sort(x, -1), mesh=mesh, in_specs=rows.spec, out_specs=rows.spec
+    )
+    for f in (constrained, mapped):
+        if f is mapped and isinstance(strategy, dfx.NanoBatch):
+            continue  # refused
+        fast = dfx.schedule(f, strategy, in_axes=0)
+        for got, want in zip(*map(jax.tree.leaves, (fast(x), jax.jit(f)(x))), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-6)
+            assert (got.sharding, got.committed) == (want.sharding, want.committed)
+        got, want = (jax.grad(lambda x, g=g: jax.tree.leaves(g(x))[0].sum())(x) for g in (fast, f))
+        np.testing.assert_allclose(got, want)
