@@ -206,7 +206,8 @@ def bucketed(fast: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any, check
     made = None if torch is None else torch.bucketed(fast, sizes, in_axes, out_axes, check)
     if made is None:
         raise UnsupportedTypeError(
-            f"bucketed takes what schedule returned for PyTorch; got {type(fast).__name__}"
+            f"bucketed takes what schedule returned for PyTorch; got {type(fast).__name__}. A function of "
+            "JAX is planned once a shape: pad its arguments outside"
         )
     return made
 
@@ -306,7 +307,8 @@ class EitherFunction:
         """
         if "jax" in self._made or _named_by((self._given,)) == "jax":
             raise UnsupportedTypeError(
-                f"{who} takes what schedule returned for PyTorch; got {self!r}, a function of JAX"
+                f"{who} takes what schedule returned for PyTorch; got {self!r}, a function of JAX, which is "
+                "planned once a shape: pad its arguments outside"
             )
         return self._get("torch")
 

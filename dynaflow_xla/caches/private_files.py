@@ -42,11 +42,17 @@ def cache_folder() -> Path:
     That is ``XDG_CACHE_HOME`` where it is set, else ``~/.cache``.
 
     Raises:
-        NoFolder: there is none, as in containers that run as a user without an entry.
+        NoFolder: there is none, as in containers that run as a user without an entry, or it is that of a
+            user who does not exist.
     """
     root = os.environ.get("DYNAFLOW_XLA_CACHE_DIR")
     if root:
-        return Path(os.path.expanduser(root))
+        folder = os.path.expanduser(root)
+        if folder.startswith("~"):
+            raise NoFolder(
+                f"DYNAFLOW_XLA_CACHE_DIR is {root!r}, and there is no such user: name a folder in it"
+            )
+        return Path(folder)
     caches = os.environ.get("XDG_CACHE_HOME", "")
     # The standard of these variables has relative paths ignored.
     if os.path.isabs(caches):

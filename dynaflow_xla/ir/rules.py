@@ -7,14 +7,17 @@ import difflib
 import fnmatch
 import functools
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dynaflow_xla.errors import RuleError, RuleTypeError, bad_rule
 from dynaflow_xla.ir.graph import RESOURCES, Graph, Operator, Resource
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _check_labels(what: str, name: Any, resource: Any, tags: Any) -> frozenset[str]:
@@ -436,6 +439,25 @@ class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, li
             raise bad_rule(name, str, text)
         self._info = MarkInfo(name, resource, _check_labels("mark", name, resource, tags))
         self._stacks: list[contextlib.AbstractContextManager[Any]] = []
+
+    def __call__(self, func: _F) -> _F:
+        """Marks what a function does.
+
+        Raises:
+            RuleError: its body runs after the call, as that of a generator does.
+        """
+        if any(
+            look(func)
+            for look in (
+                inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
+            )
+        ):  # fmt: skip
+            text = (
+                f"the body of {getattr(func, '__name__', func)!r} runs after the call, when the mark is "
+                f"closed: write `with dfx.mark({self._info.name!r}):` in it"
+            )
+            raise RuleError(text)
+        return super().__call__(func)
 
     def __enter__(self) -> mark:
         if _traced_mark is not None and _traced_mark[0]():

@@ -171,3 +171,13 @@ def test_without_a_home_nothing_is_kept_and_that_is_said_once(
     assert len(said) == 1
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert private_files.cache_folder() == Path("/somewhere/dynaflow_xla")
+
+
+def test_the_home_of_nobody_is_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", "~no_such_user_here/x")
+    with pytest.warns(
+        dfx.FallbackWarning, match="'~no_such_user_here/x', and there is no such user"
+    ):
+        autotune.store("k", DECISION)
+    assert autotune.load("k") is None and not list(tmp_path.iterdir())

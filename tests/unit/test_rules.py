@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -219,6 +219,18 @@ def test_tags_from_any_collection(make: Make) -> None:
 def test_what_is_no_rule(make: Make, given: Any) -> None:
     with pytest.raises(RuleError, match=r"rules must be dfx\.Scope"):
         partition(make("a = sort x", "a"), given)
+
+
+def test_a_mark_on_what_runs_after_its_call() -> None:
+    def rows() -> Iterator[int]:
+        yield 1
+
+    async def later() -> None: ...
+
+    for fn in (rows, later):
+        with pytest.raises(RuleError, match=r"runs after the call.*with dfx\.mark\('gen'\)"):
+            dfx.mark("gen")(fn)
+    assert dfx.mark("gen")(lambda x: x + 1)(1) == 2
 
 
 def test_the_text_of_a_rule() -> None:
