@@ -6,6 +6,7 @@ all: a view in the place of a tensor of its own would get results other than the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -113,7 +114,8 @@ class SharedAsCaptured:
     def _found(self, inputs: Sequence[Any]) -> Pattern:
         if modes.in_transform():
             return _APART
-        given = [n for n in self._arguments if _may_share(inputs[n])]
+        twice = self._twice(inputs)
+        given = [n for n in self._arguments if n in twice or _may_share(inputs[n])]
         if not given:
             return _APART
         storages = {inputs[n].untyped_storage().data_ptr() for n in given}
@@ -131,6 +133,13 @@ class SharedAsCaptured:
             if (i in others) != (j in others):
                 views.append((i, j, int(x.storage_offset()), int(y.storage_offset())))
         return Pattern(tuple(views))
+
+    def _twice(self, inputs: Sequence[Any]) -> set[int]:
+        """Arguments that are another input, too: a buffer. PyTorch has no guard for some of these."""
+        if len(set(map(id, inputs))) == len(inputs):
+            return set()
+        found = Counter(map(id, inputs))
+        return {n for n in self._arguments if found[id(inputs[n])] > 1 and _has_memory(inputs[n])}
 
 
 def _has_memory(x: Any) -> bool:

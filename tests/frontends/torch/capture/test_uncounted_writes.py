@@ -124,3 +124,27 @@ def test_a_checkpoint_around_writes_as_often(kind: Any, strategy: Any, reentrant
             checkpoint(model, x, use_reentrant=reentrant).square().sum().backward()
     for want, got in zip(*map(state, models), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["branches", dfx.NanoBatch(2)], ids=str)
+def test_statistics_as_an_argument_after_another_tensor(strategy: Any) -> None:
+    """No guard of PyTorch's tells the two apart, and the function reads what batch norm wrote."""
+
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x: Any, scale: Any) -> Any:
+            return self.norm(x) * scale.mean()
+
+    one, two, x = Read(), Read(), rows()
+    fast = dfx.schedule(one, strategy, in_axes=(0, None))
+    for given in "other", "mean", "mean", "other", "mean":
+        a, b = (
+            (torch.ones(6),) * 2
+            if given == "other"
+            else (one.norm.running_mean, two.norm.running_mean)
+        )
+        torch.testing.assert_close(fast(x, a), two(x, b))
+        torch.testing.assert_close(one.norm.running_mean, two.norm.running_mean)
