@@ -44,18 +44,18 @@ class Purse:
     Attributes:
         left_s: Seconds.
         rate: Seconds that compiling a candidate took for a predicted second.
-        first_s: Of what is decided once more, seconds of the original's first call; else 0.
+        earned_s: Of what is decided once more, seconds that it may take besides; else 0.
+        first_s: Of the same, seconds of the original's first call.
     """
 
     def __init__(self, left_s: float = EXTRA_S) -> None:
         self.left_s = left_s
         self.rate = 1.0
-        self.first_s = 0.0
+        self.earned_s = self.first_s = 0.0
 
     def earned(self, later: Later) -> None:
         """Calls took so long that what they are decided by may take what it lacked."""
-        self.left_s += later.more_s
-        self.first_s = later.first_s
+        self.earned_s, self.first_s = later.more_s, later.first_s
 
 
 class Budget:
@@ -86,7 +86,7 @@ class Budget:
         """Seconds in all."""
         if self._asked_s is not None:
             return self._asked_s
-        return self._proportion_s + self._purse.left_s
+        return self._proportion_s + self._purse.left_s + self._purse.earned_s
 
     @property
     def rate(self) -> float:
@@ -135,6 +135,11 @@ class Budget:
             f"{self.limit_s:.2g} s: dfx.tune(..., budget_s=...) spends more"
         )
 
+    @property
+    def lacked(self) -> bool:
+        """Whether something was left out for want of time."""
+        return self._lacking_s > 0
+
     def later(self, call_s: float) -> Later | None:
         """When to decide once more, if time was lacking that nobody limited.
 
@@ -153,6 +158,11 @@ class Budget:
     def close(self) -> None:
         """Takes from the purse what was spent beyond proportion."""
         if self._asked_s is None and not self._forgotten:
-            self._purse.first_s = 0.0
-            beyond = self._purse.left_s - self.left_s
+            beyond = self._purse.left_s - self.left_s  # what was earned is spent first
             self._purse.left_s = max(0.0, self._purse.left_s - max(0.0, beyond))
+        self.end()
+
+    def end(self) -> None:
+        """What was earned and not spent is gone, unless nothing was decided."""
+        if not self._forgotten:
+            self._purse.earned_s = self._purse.first_s = 0.0

@@ -34,8 +34,9 @@ struct FastCall {
   PyObject* fallback;
   PyObject* alone;
   int step_back;
-  int64_t look_in;  // after so many calls one goes to self._call; 0: none does
-  bool waited;      // the last call of the target waited long; one such call may be chance
+  int64_t look_every;  // one of so many calls goes to self._call; 0: none does
+  int64_t look_in;     // it is the so many-th from now
+  bool waited;         // the last call of the target waited long; one such call may be chance
 };
 
 FastCall* Self(PyObject* object) { return reinterpret_cast<FastCall*>(object); }
@@ -82,7 +83,10 @@ PyObject* Call(PyObject* object, PyObject* args, PyObject* kwargs) {
     if (yes < 0) return nullptr;
     if (yes == 0 || self->target == nullptr) return CallMethod(object, "_call", args, kwargs);
   }
-  if (self->look_in > 0 && --self->look_in == 0) return CallMethod(object, "_call", args, kwargs);
+  if (self->look_in > 0 && --self->look_in == 0) {
+    self->look_in = self->look_every;
+    return CallMethod(object, "_call", args, kwargs);
+  }
   const bool watch = self->fallback != nullptr;
   const bool back = watch && self->step_back > 0;
   if (back) --self->step_back;
@@ -119,10 +123,10 @@ PyObject* Settle(PyObject* object, PyObject* const* args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-PyObject* LookIn(PyObject* object, PyObject* calls) {
+PyObject* LookEvery(PyObject* object, PyObject* calls) {
   const int64_t given = PyLong_AsLongLong(calls);
   if (given == -1 && PyErr_Occurred() != nullptr) return nullptr;
-  Self(object)->look_in = given;
+  Self(object)->look_every = Self(object)->look_in = given;
   Py_RETURN_NONE;
 }
 
@@ -163,7 +167,7 @@ PyMethodDef methods[] = {
      "_settle(target, fallback, alone=None): calls go to target; None: to self._call. With a "
      "fallback, calls step back to it while another thread is busy with Python. Where alone() is "
      "false, they go to self._call."},
-    {"_look_in", &LookIn, METH_O, "_look_in(calls): after so many calls one goes to self._call."},
+    {"_look_every", &LookEvery, METH_O, "_look_every(calls): one of so many goes to self._call."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef properties[] = {

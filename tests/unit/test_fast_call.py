@@ -49,15 +49,15 @@ def test_where_a_call_goes() -> None:
 
 def test_one_of_so_many_calls_is_looked_at() -> None:
     fast = Fast()
-    fast._look_in(2)
+    fast._look_every(2)
     assert fast(0)[0] == fast(0)[0] == fast(0)[0] == "call"  # nothing is settled, so none counts
     fast._settle(target, None)
-    assert [fast(n)[0] for n in range(4)] == ["target", "call", "target", "target"]
-    fast._look_in(3)
-    fast._look_in(0)
+    assert [fast(n)[0] for n in range(5)] == ["target", "call", "target", "call", "target"]
+    fast._look_every(3)
+    fast._look_every(0)
     assert [fast(n)[0] for n in range(4)] == ["target"] * 4
     with pytest.raises(TypeError):
-        fast._look_in("often")
+        fast._look_every("often")
 
 
 def test_an_exception_is_handed_on_with_its_traceback() -> None:

@@ -114,6 +114,12 @@ def _unplaced(jaxpr: Any) -> Any:
     return jaxpr if same else jaxpr.replace(eqns=eqns)
 
 
+_CALLS = {
+    **dict.fromkeys(("jit", "pjit", "checkpoint", "remat2"), ("jaxpr",)),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), ("call_jaxpr", "fun_jaxpr")),
+}
+"""Calls, and which parameter is what they call."""
+
 Place = Callable[[Any], Any]
 """Puts a result where the original says that it lies."""
 
@@ -128,6 +134,7 @@ def of_results(jaxpr: Any) -> list[Place | None]:
         jaxpr: Of the function.
     """
     made_by = {var: (eqn, n) for eqn in jaxpr.eqns for n, var in enumerate(eqn.outvars)}
+    inside: dict[int, list[Place | None]] = {}  # of each call once: they nest
 
     def place(atom: Any) -> Place | None:
         if _compat.in_host_memory(atom.aval):
@@ -136,8 +143,11 @@ def of_results(jaxpr: Any) -> list[Place | None]:
             return None
         eqn, number = made_by[atom]
         name, params = eqn.primitive.name, eqn.params
-        if name in ("jit", "pjit"):
-            return of_results(params["jaxpr"].jaxpr)[number]
+        if name in _CALLS:
+            if id(eqn) not in inside:
+                inner = next(params[key] for key in _CALLS[name] if key in params)
+                inside[id(eqn)] = of_results(getattr(inner, "jaxpr", inner))
+            return inside[id(eqn)][number]
         if name == "shard_map" and isinstance(params["mesh"], jax.sharding.Mesh):
             where = jax.sharding.NamedSharding(params["mesh"], params["out_specs"][number])
         elif name == "sharding_constraint" and isinstance(

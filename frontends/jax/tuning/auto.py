@@ -103,13 +103,27 @@ def choose(
         autotune.BudgetTooSmall: nothing is decided then.
         quiet.Disturbed: something else ran; nothing is decided.
     """
+    asked = fast._options.strategy.budget_s if budget_s is None else budget_s
+    spending = budget.Budget(fast.decisions.purse, asked)
+    try:
+        return _choose(fast, args, kwargs, watch, spending, tuned=budget_s is not None)
+    finally:
+        spending.end()
+
+
+def _choose(
+    fast: Any,
+    args: Any,
+    kwargs: Any,
+    watch: quiet.ActivityWatch,
+    spending: budget.Budget,
+    *,
+    tuned: bool,
+) -> Choice:
     start = time.perf_counter()
     strategy = fast._options.strategy
     if jax.process_count() > 1:
         return Choice(None, "more than one process: no measurement, the original runs")
-    spending = budget.Budget(
-        fast.decisions.purse, strategy.budget_s if budget_s is None else budget_s
-    )
     with Capturing():
         began = budget.clock()
         traced = fast.original.trace(*args, **kwargs)  # a plain call would, too
@@ -134,13 +148,13 @@ def choose(
     if small and not here:
         return Choice(None, small)
     key = _key(fast, first, candidates.values(), here, bool(small))
-    if budget_s is None and (known := choice_of.from_disk(key, partial(_child, fast), Choice)):
+    if not tuned and (known := choice_of.from_disk(key, partial(_child, fast), Choice)):
         return known
     try:
         ways = ways_to_run.CompiledWays(fast, args, kwargs, spending, first)
         costs = None
         if (
-            budget_s is not None
+            tuned
             and not fast.options_by_plan()  # one program has no stamps between regions
             and not spending.refuses("a profile", ways.compile_s(first))
         ):
@@ -188,7 +202,7 @@ def choose(
         child, reason, dict(medians), predicted, left_out, seconds, costs, choice, ways.fresh_memory(),
         medians.far, spending.later(ways.call_s) if stays else None,
     )  # fmt: skip
-    if not (ways.refused and stays):  # a later process may have more time
+    if not ((ways.refused or spending.lacked) and stays):  # a later process may have more time
         choice_of.to_disk(key, made)
     return made
 

@@ -176,14 +176,11 @@ class ByDecision:
         alone = _compat.at_top_level if fast.jit_compiler_options or apart else None
         fast._settle(self.program(kind), fast.original if kind == "lanes" else None, alone)
         self._every = fast.decisions.look_every()
-        fast._look_in(self._every)
+        fast._look_every(self._every)
 
     def calls_since_the_last(self) -> int:
-        """For how many calls this one stands, of which the others did not come here; more follow."""
-        if not self._every:
-            return 1
-        self._fast._look_in(self._every)
-        return self._every
+        """For how many calls this one stands, of which the others did not come here."""
+        return self._every or 1
 
     def settle_as(self, child: Any) -> None:
         """Sends calls where those of a child go that was just called, if all decisions are for that one.

@@ -261,6 +261,51 @@ def updates_of(gm: Any) -> list[tuple[int, int]]:
     return found
 
 
+def early_updates(gm: Any) -> list[tuple[int, int]]:
+    """Those that the original has made when its last operator saves what the backward needs.
+
+    What recomputes for a checkpoint ends there. Batch norm writes before it saves. Of what is both a
+    result and written nobody knows when it is written: late, it is taken for.
+    """
+    if not (found := updates_of(gm)):
+        return []
+    places = {node: place for place, node in enumerate(gm.graph.nodes)}
+    placeholders = list(gm.graph.find_nodes(op="placeholder"))
+    (output,) = gm.graph.find_nodes(op="output")
+    made = output.args[0]
+    described = list(zip(made, output_descriptions(gm), strict=True))
+    saved = {node for node, what in described if is_saved(what) and isinstance(node, torch.fx.Node)}
+    waiting = [node for node, what in described if not is_saved(what) and not is_update(what)]
+    needed: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, torch.fx.Node) and node not in needed:
+            needed.add(node)
+            waiting += node.all_input_nodes
+    last = max(
+        (
+            places[node]
+            for node in needed
+            if node.op == "call_function"
+            and node.target is not operator.getitem
+            and not saved.isdisjoint((node, *node.all_input_nodes, *_parts(node)))
+        ),
+        default=-1,
+    )
+
+    def is_early(number: int, result: int) -> bool:
+        value = made[result]
+        if _is_statistic(value, placeholders[number]):
+            return value is not placeholders[number] and places[value.args[0]] <= last
+        return set(value.users) == {output} and places[value] < last
+
+    return [pair for pair in found if is_early(*pair)]
+
+
+def _parts(node: Any) -> list[Any]:
+    return [user for user in node.users if user.target is operator.getitem]
+
+
 def write(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Writes what AOTAutograd will write, which then counts for autograd."""
     with torch.no_grad(), _uncounted(targets):

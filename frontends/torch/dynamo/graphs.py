@@ -255,7 +255,7 @@ class CapturedGraphs:
                     overlap.check(self.shared, self.name)
                 self.changes.found(effects.written_outside(graph.sources))
                 graph.forward = made
-            updates = aot.updates_of(gm) if kind == "forward" else []
+            updates = aot.early_updates(gm) if kind == "forward" else []
             return aot.boxed(running.Runner(made, updates))
 
         return compile_graph

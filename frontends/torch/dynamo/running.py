@@ -160,7 +160,7 @@ class Runner:
 
     Args:
         graph: Made of one of AOTAutograd's.
-        updates: Numbers of inputs and of the outputs that they are to hold after the call.
+        updates: Numbers of inputs and of the outputs that they are to hold before the call's last operator.
     """
 
     def __init__(self, graph: Any, updates: Sequence[tuple[int, int]] = ()) -> None:

@@ -204,7 +204,8 @@ def test_shardings_over_one_device(strategy: Any) -> None:
 
     def constrained(x: Any) -> Any:
         inner = jax.jit(lambda y: jax.lax.with_sharding_constraint(jnp.sort(y, -1), rows))
-        return inner(x), jax.device_put(jnp.tanh(x), jax.devices()[0]), x * 2
+        kept = jax.checkpoint(lambda y: jax.lax.with_sharding_constraint(jnp.cos(y), rows))
+        return inner(x), kept(x), jax.device_put(jnp.tanh(x), jax.devices()[0]), x * 2
 
     mapped = jax.shard_map(
         lambda x: jnp.sort(x, -1), mesh=mesh, in_specs=rows.spec, out_specs=rows.spec
@@ -218,3 +219,15 @@ def test_shardings_over_one_device(strategy: Any) -> None:
             assert (got.sharding, got.committed) == (want.sharding, want.committed)
         got, want = (jax.grad(lambda x, g=g: jax.tree.leaves(g(x))[0].sum())(x) for g in (fast, f))
         np.testing.assert_allclose(got, want)
+
+
+def test_results_of_nested_calls_are_looked_at_once() -> None:
+    def step(xs: list[Any]) -> list[Any]:
+        return [x + 1 for x in xs]
+
+    for _ in range(5):
+        step = jax.jit(lambda xs, f=step: f(xs))
+    xs = [jnp.ones(4)] * 40
+    fast = dfx.schedule(step, "branches")
+    for got, want in zip(fast(xs), step(xs), strict=True):
+        np.testing.assert_array_equal(got, want)
