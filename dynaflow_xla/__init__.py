@@ -1,5 +1,6 @@
 """dynaflow_xla: the schedule of a model as a separate, programmable, checkable object."""
 
+import types as _types
 import typing as _typing
 
 from dynaflow_xla._version import __version__ as __version__
@@ -63,7 +64,7 @@ from dynaflow_xla.strategies.sequential import Sequential as Sequential
 from dynaflow_xla.timelines.timeline import Timeline as Timeline
 
 if _typing.TYPE_CHECKING:
-    from dynaflow_xla import published as published
+    published: _types.ModuleType  # importing it here would be a circle
 else:
 
     def __getattr__(name: str) -> object:
