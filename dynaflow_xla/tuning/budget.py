@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dynaflow_xla.tuning import quiet
+
 EXTRA_S = 1.0
 """Seconds beyond proportion for all decisions of one function together."""
 
@@ -150,6 +152,15 @@ class Budget:
             return None
         calls = math.ceil(SHARE * (self.limit_s + self._lacking_s) / call_s)
         return Later(calls, self._lacking_s, self._proportion_s)
+
+    def __enter__(self) -> Budget:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Closes it; of what was disturbed the purse keeps what it has: what was compiled is there."""
+        if kind is not None and issubclass(kind, quiet.Disturbed):
+            self.forget()
+        self.close()
 
     def forget(self) -> None:
         """Nothing was decided: the purse keeps what it has."""

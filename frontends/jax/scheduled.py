@@ -17,7 +17,7 @@ from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.backend import Backend
 from dynaflow_xla.frontends.jax.batch import evidence, split as splitting
-from dynaflow_xla.frontends.jax.capture import sharding, tracing
+from dynaflow_xla.frontends.jax.capture import places, tracing
 from dynaflow_xla.frontends.jax.capture.mutation import effects
 from dynaflow_xla.frontends.jax.signature import backends, entry
 from dynaflow_xla.frontends.jax.signature.by_options import ProgramsByOptions
@@ -359,7 +359,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         if program.entry.unproven and check:
             raise splitting.NotCompared(program.entry)
         ins = [*consts, *self.programs.dynamic_leaves(args, kwargs)]
-        outs = sharding.called(program, traced.jaxpr.jaxpr, ins)
+        outs = places.called(program, traced.jaxpr.jaxpr, ins)
         return jax.tree_util.tree_unflatten(traced.out_tree, outs)
 
     def _symbolic(self, args: Any, kwargs: Any) -> bool:

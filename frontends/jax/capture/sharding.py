@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -76,9 +76,9 @@ def changes_nothing(eqn: Any) -> bool:
         return False
     if eqn.params.get("layout") is not None:
         return False
-    given = [*_given(eqn), *(place for place in eqn.params.get("srcs", ()) if place is not None)]
+    asked = [*given(eqn), *(place for place in eqn.params.get("srcs", ()) if place is not None)]
     places = list(named(eqn))  # a format, which is more than a place, is none of them
-    return len(places) == len(given) and all(map(_is_default, places))
+    return len(places) == len(asked) and all(map(_is_default, places))
 
 
 def without_default(eqn: Any) -> Any:
@@ -114,73 +114,7 @@ def _unplaced(jaxpr: Any) -> Any:
     return jaxpr if same else jaxpr.replace(eqns=eqns)
 
 
-_CALLS = {
-    **dict.fromkeys(("jit", "pjit", "checkpoint", "remat2"), ("jaxpr",)),
-    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), ("call_jaxpr", "fun_jaxpr")),
-}
-"""Calls, and which parameter is what they call."""
-
-Place = Callable[[Any], Any]
-"""Puts a result where the original says that it lies."""
-
-
-def of_results(jaxpr: Any) -> list[Place | None]:
-    """What the function itself would put its results by, for callers: JAX does not look inside of plans.
-
-    A sharding over one device changes no value, but is what ``result.sharding`` says; and memory of the host
-    is another one.
-
-    Args:
-        jaxpr: Of the function.
-    """
-    made_by = {var: (eqn, n) for eqn in jaxpr.eqns for n, var in enumerate(eqn.outvars)}
-    inside: dict[int, list[Place | None]] = {}  # of each call once: they nest
-
-    def place(atom: Any) -> Place | None:
-        if _compat.in_host_memory(atom.aval):
-            return lambda x: _compat.to_memory(x, host=True)
-        if not _compat.is_var(atom) or atom not in made_by:
-            return None
-        eqn, number = made_by[atom]
-        name, params = eqn.primitive.name, eqn.params
-        if name in _CALLS:
-            if id(eqn) not in inside:
-                inner = next(params[key] for key in _CALLS[name] if key in params)
-                inside[id(eqn)] = of_results(getattr(inner, "jaxpr", inner))
-            return inside[id(eqn)][number]
-        if name == "shard_map" and isinstance(params["mesh"], jax.sharding.Mesh):
-            where = jax.sharding.NamedSharding(params["mesh"], params["out_specs"][number])
-        elif name == "sharding_constraint" and isinstance(
-            params["sharding"], jax.sharding.Sharding
-        ):
-            where = params["sharding"]
-        elif name == "device_put" and changes_nothing(eqn):
-            target = _given(eqn)[number : number + 1]
-            return (lambda x: jax.device_put(x, target[0])) if target else None
-        else:
-            return None
-        if (
-            isinstance(getattr(where, "mesh", None), jax.sharding.AbstractMesh)
-            or where.num_devices > 1
-        ):
-            return None
-        return lambda x: jax.lax.with_sharding_constraint(x, where)
-
-    return list(map(place, jaxpr.outvars))
-
-
-def called(program: Callable[..., Sequence[Any]], jaxpr: Any, ins: Sequence[Any]) -> list[Any]:
-    """A flat program of a function, its arguments in the device's memory, its results where they belong."""
-    there = [_compat.to_memory(x, host=False) if _lies_in_host(x) else x for x in ins]
-    placed = zip(of_results(jaxpr), program(*there), strict=True)
-    return [out if place is None else place(out) for place, out in placed]
-
-
-def _lies_in_host(x: Any) -> bool:
-    return isinstance(x, jax.Array) and _compat.in_host_memory(jax.typeof(x))
-
-
-def _given(eqn: Any) -> Any:
+def given(eqn: Any) -> Any:
     """What says where to: the parameter, with an entry for each operand."""
     devices = eqn.params.get("devices", (eqn.params.get("sharding"),))
     return [place for place in devices if place is not None]

@@ -150,7 +150,7 @@ def _choose(
     key = _key(fast, first, candidates.values(), here, bool(small))
     if not tuned and (known := choice_of.from_disk(key, partial(_child, fast), Choice)):
         return known
-    try:
+    with spending:
         ways = ways_to_run.CompiledWays(fast, args, kwargs, spending, first)
         costs = None
         if (
@@ -189,11 +189,6 @@ def _choose(
             )  # fmt: skip
         predicted = _of_the_original(fast, traced) | predicted
         medians = ways.measure(watch)
-    except quiet.Disturbed:
-        spending.forget()  # what was compiled is there when it is tried again
-        raise
-    finally:
-        spending.close()
     choice, reason = _picked(medians, strategy.margin, predicted)
     seconds = time.perf_counter() - start
     child = _child(fast, choice)

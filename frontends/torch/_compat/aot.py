@@ -159,10 +159,16 @@ def freed(node: Any) -> RuntimeError | None:
 
 def writes_inputs() -> bool:
     """Called while a forward is compiled: whether it changes the data of an input."""
+    infos = _input_infos()
+    return infos is None or any(info.mutates_data for info in infos)
+
+
+def _input_infos() -> Any:
+    """Called while a forward is compiled: what AOTAutograd knows of each input; None: it is not known."""
     context = torch._guards.TracingContext.try_get()
     if context is None or context.fw_metadata is None:
-        return True  # not known
-    return any(info.mutates_data for info in context.fw_metadata.input_info)
+        return None
+    return context.fw_metadata.input_info
 
 
 def written_inputs(memory: Sequence[Any]) -> list[int]:
@@ -172,10 +178,7 @@ def written_inputs(memory: Sequence[Any]) -> list[int]:
         memory: Of ``storage_of`` for each input. Where inputs that share memory became one, each of these
             counts as written.
     """
-    context = torch._guards.TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
-        return []
-    infos = context.fw_metadata.input_info
+    infos = _input_infos() or ()
     if len(infos) == len(memory):
         return [n for n, info in enumerate(infos) if info.mutates_data]
     if not any(info.mutates_data for info in infos):
@@ -193,10 +196,7 @@ def uncounted_writes(gm: Any, inputs: int) -> list[int]:
         gm: Of AOTAutograd.
         inputs: So many has Dynamo's graph. Where some of these became one none are told.
     """
-    context = torch._guards.TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
-        return []
-    infos = context.fw_metadata.input_info
+    infos = _input_infos() or ()
     placeholders = list(gm.graph.find_nodes(op="placeholder"))
     if len(infos) != inputs or len(placeholders) != inputs:
         return []

@@ -59,7 +59,6 @@ class _Graph:
         reached: Whether AOTAutograd came to us with anything of it.
         writes: Whether it writes into its inputs.
         uncounted: Inputs that it writes unknown to autograd.
-        dynamo_inputs: So many it has.
         users: Of several functions those that use each input.
         inputs: Its inputs, if it holds several functions.
     """
@@ -74,7 +73,6 @@ class _Graph:
     reached: bool = False
     writes: bool = False
     uncounted: Sequence[int] = ()
-    dynamo_inputs: int = 0
     users: dict[Any, set[str]] = field(default_factory=dict)
     inputs: Sequence[Any] = ()
 
@@ -166,9 +164,8 @@ class CapturedGraphs:
         names = [user_name(self.original, source) for source in dynamo_graphs.sources_of_inputs(gm)]
         inputs = list(gm.graph.find_nodes(op="placeholder")) if users else []
         graph = _Graph(
-            self._count, names, sources, broken=broken is not None, users=users, inputs=inputs,
-            dynamo_inputs=len(example_inputs),
-        )  # fmt: skip
+            self._count, names, sources, broken=broken is not None, users=users, inputs=inputs
+        )
         if self.splits:
             graph.batch, graph.rows = open_batch.sizes_in(gm), 1
             if not graph.batch:
@@ -237,7 +234,8 @@ class CapturedGraphs:
                 functions.check_apart(graph.users, graph.names, graph.inputs)
             draws.lower_checkpoints(gm)
             self.draws |= draws.may_draw(gm)
-            uncounted = [] if kind == "backward" else aot.uncounted_writes(gm, graph.dynamo_inputs)
+            if kind != "backward":
+                graph.uncounted = aot.uncounted_writes(gm, len(graph.names))
             with self._lock:
                 self.backend.lower(gm, kind)
                 made = self._planned(gm, kind, graph)
@@ -250,7 +248,6 @@ class CapturedGraphs:
                 aot.mend_views_of_merged(gm)
                 graph.writes = aot.writes_inputs()
                 self.writes |= graph.writes
-                graph.uncounted = uncounted
                 if self.writes and self.shared is not None:
                     overlap.check(self.shared, self.name)
                 self.changes.found(effects.written_outside(graph.sources))

@@ -90,20 +90,15 @@ def choose(
         quiet.Disturbed: something else ran; nothing is decided.
     """
     asked = core.options.strategy.budget_s if budget_s is None else budget_s
-    spending = budget.Budget(core.decisions.purse, asked)
     try:
-        return _choose(core, args, kwargs, watch, spending, tuned=budget_s is not None)
-    except quiet.Disturbed:
-        spending.forget()  # what was captured is there when it is tried again
-        raise
+        with budget.Budget(core.decisions.purse, asked) as spending:
+            return _choose(core, args, kwargs, watch, spending, tuned=budget_s is not None)
     except Exception as error:
         if not devices.out_of_memory(error):
             raise
         reason = f"not measured: {_NO_ROOM}"
         core.warn(f"{core.options.name!r}: {reason}, so {the(core.unmeasured('').name)} runs")
         return core.unmeasured(reason)  # type: ignore[no-any-return]
-    finally:
-        spending.close()
 
 
 def _choose(
