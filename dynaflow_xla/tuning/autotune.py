@@ -32,7 +32,7 @@ from dynaflow_xla.tuning.rounds import (
 )
 from dynaflow_xla.watching import telling
 
-CACHE_VERSION = 12
+CACHE_VERSION = 13
 
 CLOSE = 1.2
 """Candidates within this factor of the fastest are measured on, the others no more."""
@@ -46,6 +46,9 @@ SAMPLE_S = 2e-3
 ROW_S = 0.02
 """Ways that are close are compared in rows of calls of so many seconds. What threads gain or lose in a row
 of calls, short samples in turns do not show (seen: nothing in 2 to 8 ms, a twentieth in rows)."""
+
+LONG_S = 0.05
+"""Calls of at least so long need no untimed one before them: what that would warm is little of them."""
 
 _IN_A_ROW = 20
 """So many calls at most are enqueued before they are waited for: each has results of its own."""
@@ -139,6 +142,7 @@ class _Decision(msgspec.Struct, frozen=True):
     costs: RegionCosts | None = None
     memory: str = ""
     far: bool = False
+    unsure: bool = False
 
     def __post_init__(self) -> None:
         costs = () if self.costs is None else (self.costs.scale, *self.costs.region_ns.values())
@@ -249,7 +253,7 @@ def measure(
         rounds: Rounds before the slow ones drop out.
         rest: Before each sample wait until the process is idle, for programs whose library threads
             spin on after a call.
-        sample_s: A sample is one untimed call, then calls for about this long.
+        sample_s: A sample is one untimed call, then calls for about this long; of calls of ``LONG_S`` one.
         tick: Told how far it is.
         watch: Tells whether something else of this process runs.
         regardless: Measure for ``MIN_ROUNDS`` rounds, whatever the budget, and ``DOUBT_S`` beyond it if in
@@ -274,7 +278,8 @@ def measure(
     _warm([runs[name] for name in plain or runs], WARM_S)
     once = {name: _seconds(run, sample_s) for name, run in runs.items()}
     calls = max(1, min(100, math.ceil(sample_s / max(min(once.values()), 1e-9))))
-    need = MIN_ROUNDS * sum((1 + calls) * seconds for seconds in once.values())
+    untimed = int(min(once.values()) < LONG_S)
+    need = MIN_ROUNDS * sum((untimed + calls) * seconds for seconds in once.values())
     if need > budget_s and not regardless:
         raise BudgetTooSmall(
             f"{budget_s:g} s do not suffice to measure {len(runs)} candidates {MIN_ROUNDS} times, which "
@@ -284,7 +289,7 @@ def measure(
     taken = Rounds(runs)
     drawn = random.Random(0)
 
-    def sample(count: int, untimed: int = 1) -> None:
+    def sample(count: int, untimed: int) -> None:
         names, samples = taken.begin()
         for name in drawn.sample(names, len(names)):
             if rest:
@@ -301,7 +306,7 @@ def measure(
         if turn == rounds and taken.drop(CLOSE) < 2:
             break
         tell(f"round {turn + 1} of at most {2 * rounds}")
-        sample(calls)
+        sample(calls, untimed)
     # Looked at after each of them, one of two that are alike would seem the faster one sooner or later.
     if plain and (close := taken.compared_further(plain, margin, in_rows=row > calls)):
         until = max(start + budget_s, time.perf_counter() + DOUBT_S * regardless)
@@ -309,7 +314,7 @@ def measure(
             if time.perf_counter() > until:
                 break
             tell(f"round {turn + 1} of at most {2 * rounds} between {' and '.join(close)}")
-            sample(row, calls)
+            sample(row, calls * untimed)
     watch.settle()
     return taken.medians()
 

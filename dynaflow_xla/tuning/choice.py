@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -17,6 +17,9 @@ from dynaflow_xla.watching import telling
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Choice")
+
+_SURE = 0.75
+"""What takes less than this share of the original's time is not measured a second time."""
 
 _HERE = ("child", "candidate", "later")
 """Fields of a decision that are this process's own, or have another name on disk."""
@@ -37,7 +40,9 @@ class Choice:
         candidate: What was chosen, by name: a candidate, or a way to run the original.
         memory: What a call of the original takes from the system each time, where that is much; else "".
         far: Whether the two cores were far from each other when it was measured, see ``machine.distance``.
-        later: When it is decided once more, if what is not measured was left out for want of time.
+        unsure: Whether its gain is so small that it is measured a second time, at another moment.
+        later: When it is decided once more: because of that, or if what is not measured was left out for
+            want of time.
     """
 
     child: Any
@@ -50,6 +55,7 @@ class Choice:
     candidate: str = ""
     memory: str = ""
     far: bool = False
+    unsure: bool = False
     later: budget.Later | None = None
 
     @property
@@ -74,7 +80,12 @@ class Choice:
             if candidate in self.left_out:
                 parts.append(f"not measured: {self.left_out[candidate]}")
             lines.append(f"auto:   {candidate}: {', '.join(parts)}")
-        if self.later is not None:
+        if self.later is not None and self.later.checks:
+            lines.append(
+                f"auto: so small a gain is measured a second time, which decides: after {self.later.calls} "
+                "calls like this"
+            )
+        elif self.later is not None:
             lines.append(
                 "auto: what there was no time for is measured once calls took "
                 f"{budget.SHARE} times as long as that will: after {self.later.calls} calls like this"
@@ -145,7 +156,28 @@ def from_disk(key: str | None, child: Callable[[str], Any], made: type[C]) -> C 
         return None
     name, reason = cached.pop("choice"), cached.pop("reason")
     telling.count("decisions_from_disk")
-    return made(child(name), f"cached: {reason}", **cached, candidate=name)
+    later = None
+    if cached["unsure"]:
+        later = budget.to_check(cached["seconds"], cached["medians_ms"].get(name, 0.0) / 1e3)
+    return made(child(name), f"cached: {reason}", **cached, candidate=name, later=later)
+
+
+def checked_later(choice: C, baseline: str, spending: budget.Budget) -> C:
+    """The same decision; where its gain is small, with when it is measured a second time.
+
+    Cores and memory that are shared are faster at one moment than at another, for seconds: of a gain
+    of some per cent, rounds at one moment do not tell whether it is there at others.
+
+    Args:
+        choice: A candidate that beat the baseline.
+        baseline: The original, or what one would run instead.
+        spending: What the decision was made with. What the user gave is all that it may take.
+    """
+    took_ms = choice.medians_ms[choice.candidate]
+    small = took_ms > _SURE * choice.medians_ms[baseline]
+    if spending.asked or spending.checks or not small:
+        return choice
+    return replace(choice, unsure=True, later=budget.to_check(choice.seconds, took_ms / 1e3))
 
 
 def to_disk(key: str | None, choice: Choice) -> None:

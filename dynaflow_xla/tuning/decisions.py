@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar, overload
 
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.machine import distance
@@ -53,6 +54,7 @@ class Decisions(Generic[C]):
         self._made: Recent[Any, C] = Recent(_MAX_DECISIONS)
         self._while_far: Recent[Any, tuple[C, int]] = Recent(_MAX_DECISIONS)
         self._calls: Recent[Any, int] = Recent(_MAX_DECISIONS)
+        self._checked: Recent[Any, C] = Recent(_MAX_DECISIONS)  # what is measured a second time
         self._last: tuple[Any, C, bool] | None = None  # and whether it is known to have come again
         # By what a signature hashes to: two that share a number are decided for a call earlier or later.
         self._unused: Recent[int, bool] = Recent(most_unused)
@@ -90,7 +92,7 @@ class Decisions(Generic[C]):
         return choice is not None and choice.later is None
 
     def due(self, signature: Any, choice: C, calls: int = 1) -> bool:
-        """Whether to decide once more, as time was lacking and calls took long enough since.
+        """Whether to decide once more, and calls took long enough since.
 
         Args:
             signature: Of a call.
@@ -103,7 +105,7 @@ class Decisions(Generic[C]):
         return made >= choice.later.calls
 
     def once_more(self, signature: Any, choice: C) -> None:
-        """What is decided is forgotten, and may take what it lacked."""
+        """What is decided is forgotten, and may take what it lacked, or is measured a second time."""
         if choice.later is None:
             return
         with self._lock:
@@ -112,6 +114,8 @@ class Decisions(Generic[C]):
             self._made.pop(signature)
             self._last = None
             self._calls.pop(signature)
+            if choice.later.checks:
+                self._checked[signature] = choice
             self.purse.earned(choice.later)
             self.changes += 1
 
@@ -124,6 +128,7 @@ class Decisions(Generic[C]):
         """Keeps a decision."""
         self.put_off.done(signature)
         self._while_far.pop(signature, None)
+        self._checked.pop(signature, None)
         with self._lock:
             self.changes += 1
             self._made[signature] = choice
@@ -173,6 +178,8 @@ class Decisions(Generic[C]):
         def measured(watch: quiet.ActivityWatch) -> C:
             if (made := self.decided(signature)) is not None:  # another thread may have been here
                 return made
+            if (checked := self._checked.get(signature)) is not None:
+                return keep(signature, _second(checked, choose, watch))
             before, times = self._while_far.get(signature, (None, 0))
             if before is not None and distance.are_far() and distance.may_come_near():
                 raise quiet.CoresFar(before.reason)
@@ -189,6 +196,7 @@ class Decisions(Generic[C]):
 
         def give_up(reason: str) -> C:
             before, _ = self._while_far.get(signature, (None, 0))
+            before = before or _final(self._checked.get(signature))
             return keep(signature, before or self._unmeasured(reason))
 
         with telling.warning_last():
@@ -260,7 +268,26 @@ class Decisions(Generic[C]):
         self._candidates.clear()
         self._while_far.clear()
         self._calls.clear()
+        self._checked.clear()
         self.put_off.clear()
+
+
+def _second(first: C, choose: Callable[[quiet.ActivityWatch], C], watch: quiet.ActivityWatch) -> C:
+    """What is decided the second time; where it does not tell of the first one's choice, that one."""
+    try:
+        made = choose(watch)
+    except autotune.BudgetTooSmall:
+        return _final(first)
+    return made if first.candidate in made.medians_ms else _final(first)
+
+
+@overload
+def _final(made: C) -> C: ...
+@overload
+def _final(made: C | None) -> C | None: ...
+def _final(made: C | None) -> C | None:
+    """The same, which nothing changes any more."""
+    return None if made is None else replace(made, unsure=False, later=None)
 
 
 def _fastest(made: Choice) -> str:

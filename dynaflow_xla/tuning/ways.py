@@ -58,7 +58,7 @@ class Ways:
         """
         took = self._twice(name, run)
         self.plain.append(name)
-        self.spending.original(took, at_least_s)
+        self.spending.original(took, at_least_s, self._calls[name])
         return took
 
     def failed(self, name: str, took_s: float) -> None:
@@ -87,7 +87,8 @@ class Ways:
     def _measuring_s(self, more: int) -> float:
         """Seconds of the fewest rounds over all so far and ``more`` like the original."""
         calls = [*self._calls.values(), *[self.call_s] * more]
-        return autotune.MIN_ROUNDS * sum(2 * call + autotune.SAMPLE_S for call in calls)
+        untimed = int(min(calls) < autotune.LONG_S)
+        return autotune.MIN_ROUNDS * sum((1 + untimed) * call + autotune.SAMPLE_S for call in calls)
 
     def refuses(self, name: str, compile_s: float) -> str:
         """Why one more is not compiled, called and measured, or ""."""

@@ -26,7 +26,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(key)
         return {
             "choice": "original", "reason": "it won", "medians_ms": {}, "predicted_ms": {},
-            "left_out": {}, "seconds": 0.0, "costs": None, "far": False,
+            "left_out": {}, "seconds": 0.0, "costs": None, "far": False, "unsure": False,
         }  # fmt: skip
 
     monkeypatch.setattr(autotune, "load", load)

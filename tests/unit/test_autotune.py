@@ -28,6 +28,7 @@ DECISION: dict[str, Any] = {
     "costs": autotune.RegionCosts({"sort": 1500.0, "dot": 20.5}, 1.25),
     "memory": "a call takes 4 MiB of fresh memory",
     "far": False,
+    "unsure": False,
 }
 WRITTEN = DECISION | {"costs": {"region_ns": {"sort": 1500.0, "dot": 20.5}, "scale": 1.25}}
 

@@ -54,6 +54,25 @@ def test_the_second_is_shared_by_all_signatures(clock: Clock) -> None:
     assert purse.left_s < 0.15
 
 
+def test_long_calls_may_be_measured(clock: Clock) -> None:
+    purse = Purse()
+    given = Budget(purse)
+    given.original(0.2, call_s=0.04)
+    assert given.limit_s == pytest.approx(0.2 + 1.0), "a second is more than twenty of these"
+    given.original(0.0, call_s=0.1)
+    assert given.limit_s == pytest.approx(0.2 + 2.0)
+    clock.now += 0.2 + 1.5
+    given.close()
+    again = Budget(purse)
+    again.original(0.1, call_s=0.1)
+    assert again.limit_s == pytest.approx(0.1 + 0.7), "all signatures share it"
+    again.original(0.0, call_s=30.0)
+    assert again.limit_s == pytest.approx(0.1 + 0.7 + 3.0), "five seconds in all"
+    asked = Budget(Purse(), 1.0)
+    asked.original(2.0, call_s=2.0)
+    assert asked.limit_s == 1.0
+
+
 def test_what_was_lacking_is_earned_by_calls(clock: Clock) -> None:
     purse = Purse()
     given = Budget(purse)

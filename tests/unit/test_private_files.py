@@ -15,6 +15,7 @@ from dynaflow_xla.tuning import autotune
 DECISION = {
     "choice": "original", "reason": "r", "medians_ms": {"original": 1.0}, "predicted_ms": {}, "left_out": {},
     "seconds": 0.5, "costs": None, "memory": "", "far": False,
+    "unsure": False,
 }  # fmt: skip
 
 

@@ -148,7 +148,9 @@ def _choose(
     if small and not here:
         return Choice(None, small)
     key = _key(fast, first, candidates.values(), here, bool(small))
-    if not tuned and (known := choice_of.from_disk(key, partial(_child, fast), Choice)):
+    if not (tuned or spending.checks) and (
+        known := choice_of.from_disk(key, partial(_child, fast), Choice)
+    ):
         return known
     with spending:
         ways = ways_to_run.CompiledWays(fast, args, kwargs, spending, first)
@@ -195,8 +197,10 @@ def _choose(
     stays = choice == "original"
     made = Choice(
         child, reason, dict(medians), predicted, left_out, seconds, costs, choice, ways.fresh_memory(),
-        medians.far, spending.later(ways.call_s) if stays else None,
+        medians.far, later=spending.later(ways.call_s) if stays else None,
     )  # fmt: skip
+    if not (stays or fast.options_by_plan()):
+        made = choice_of.checked_later(made, "original", spending)
     if not ((ways.refused or spending.lacked) and stays):  # a later process may have more time
         choice_of.to_disk(key, made)
     return made

@@ -152,7 +152,7 @@ def _choose(
     if small := choice_of.too_small((r for e in entries for r in e.pg.regions), strategy):
         return as_it_is(small)
     key = _key(core, entries, candidates.values(), len(run.wanted))
-    if not tuned and (kept := choice_of.from_disk(key, child_of, Choice)):
+    if not (tuned or spending.checks) and (kept := choice_of.from_disk(key, child_of, Choice)):
         return kept
     captured = not any(getattr(child, "breaks", ()) for child in core.children.values())
     kept_apart = keeping.own_runs(
@@ -195,15 +195,18 @@ def _choose(
                 ways.drop(failed.name)
                 _failed(core, ways, child_of(failed.name), failed.error)
     baseline = medians.fastest(ways.plain)
-    choice, reason = autotune.pick(medians, baseline=baseline, margin=strategy.margin)
+    cautious = {one_thread.NAME: max(strategy.margin, one_thread.MARGIN)}
+    choice, reason = autotune.pick(medians, baseline, strategy.margin, cautious)
     reason += " (forward and backward)" if run.wanted else " (forward, without gradients)"
     seconds = time.perf_counter() - start
     stays = choice in ways.plain
     later = spending.later(ways.call_s) if stays else None
     made = Choice(
         child_of(choice), reason, dict(medians), predicted, left_out, seconds, None, choice,
-        ways.fresh_memory(), medians.far, later,
+        ways.fresh_memory(), medians.far, later=later,
     )  # fmt: skip
+    if not (stays or on_gpu):
+        made = choice_of.checked_later(made, baseline, spending)
     # A later process may have more time, or more memory.
     if not ((ways.refused or ways.without_room) and stays):
         choice_of.to_disk(key, made)
