@@ -156,7 +156,12 @@ def replace(path: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+    try:
+        made = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False)  # noqa: SIM115
+    except OSError as error:
+        error.filename = os.fspath(path)  # which the user knows
+        raise
+    with made as file:
         try:
             file.write(data)
             file.close()

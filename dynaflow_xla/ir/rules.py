@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar
 
 from dynaflow_xla.errors import RuleError, RuleTypeError, bad_rule
@@ -370,8 +370,9 @@ def check_matches(rule: Rule, graph: Graph) -> list[tuple[str, list[int]]]:
         hint = f" The graph has: {', '.join(near)}." if near else ""
         if isinstance(rule, Module) and not any(op.classes for op in graph.ops):
             hint += (
-                " No operator of it belongs to a module, as in every graph of a JAX function: use "
-                "dfx.Scope with a name of jax.named_scope, or dfx.Call with a function's"
+                " No operator of it belongs to a module, as in a function that calls none, and in every "
+                "graph of a JAX function: use dfx.Op or dfx.mark; in JAX dfx.Scope with a name of "
+                "jax.named_scope, or dfx.Call with a function's"
             )
         raise RuleError(f"rule {rule.text()} matches nothing in {graph.name!r}.{hint}")
     return groups
@@ -444,8 +445,17 @@ class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, li
         """Marks what a function does.
 
         Raises:
-            RuleError: its body runs after the call, as that of a generator does.
+            RuleError: its body runs after the call, as that of a generator does; or it is no function, but a
+                class or a module, whose parameters would be lost.
         """
+        if not callable(func) or isinstance(func, type) or _is_module(func):
+            shown = func.__name__ if isinstance(func, type) else type(func).__name__
+            what = "the class " * isinstance(func, type) + shown
+            text = (
+                f"a mark decorates functions; got {what}: decorate the method that computes, write "
+                f"`with dfx.mark({self._info.name!r}):` around the call, or cut by dfx.Module"
+            )
+            raise RuleError(text)
         if any(
             look(func)
             for look in (
@@ -478,6 +488,14 @@ class mark(contextlib.ContextDecorator):  # noqa: N801 - used as a statement, li
 
     def _recreate_cm(self) -> mark:
         return mark(self._info.name, resource=self._info.resource, tags=self._info.tags)
+
+
+def _is_module(value: Any) -> bool:
+    """Whether it is a module of PyTorch's, or of Flax or Equinox, which are dataclasses."""
+    return is_dataclass(value) or any(
+        (kind.__module__, kind.__name__) == ("torch.nn.modules.module", "Module")
+        for kind in type(value).__mro__
+    )
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -218,7 +219,6 @@ class Recorder:
     Attributes:
         graph: The partitioned graph.
         context: See :class:`Context`.
-        lanes: Number of lanes.
     """
 
     def __init__(
@@ -226,7 +226,6 @@ class Recorder:
     ):
         self.graph = pg
         self.context = context
-        self.lanes = context.lanes
         self._strategy = strategy
         preds, succs = pg.predecessors(), pg.successors()
         priority = [0.0] * len(pg.regions)
@@ -247,6 +246,11 @@ class Recorder:
         self.notes: dict[str, None] = {}
         self.widths: dict[int, int] = {}  # what was asked for, by lane
         self._asked: dict[int, tuple[str, Source | None]] = {}  # for which region, and where
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes; ``schedule(lanes=...)`` and ``dfx.Lanes`` give another one."""
+        return self.context.lanes
 
     @property
     def remaining(self) -> int:
@@ -470,6 +474,18 @@ def sizes_of(strategy: Strategy, context: Context) -> tuple[tuple[int, ...], Spl
     return (sizes if len(sizes) > 1 else ()), split
 
 
+def _ran(strategy: Strategy, result: Any) -> None:
+    """An error where ``schedule`` gave what has not run: a generator, or a coroutine."""
+    if inspect.isgenerator(result) or inspect.iscoroutine(result) or inspect.isasyncgen(result):
+        kind = type(result).__name__.replace("_", " ")
+        if not inspect.isasyncgen(result):
+            result.close()
+        raise PlanError(
+            f"strategy {strategy!r}: schedule returned a {kind}, so its body did not run; write it as a "
+            "plain function, without yield and async"
+        )
+
+
 def record(
     strategy: Strategy, pg: PartitionedGraph, context: Context, *, joint: bool = True
 ) -> Recording:
@@ -488,7 +504,7 @@ def record(
     if not isinstance(strategy, Strategy):
         raise PlanTypeError(f"a strategy must be a dynaflow_xla.Strategy; got {strategy!r}")
     recorder = Recorder(pg, context, strategy, joint=joint)
-    strategy.schedule(recorder)
+    _ran(strategy, strategy.schedule(recorder))
     recorder.finish()
     if recorder.remaining:
         left = [h.region for h in recorder.handles if h.region.id not in recorder._done]

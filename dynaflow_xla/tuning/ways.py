@@ -143,11 +143,12 @@ class Ways:
             autotune.BudgetTooSmall: the seconds do not suffice, and ``strict``.
             quiet.Disturbed: something else ran.
         """
-        return autotune.measure(
-            runs,
-            budget_s=max(0.0, self.spending.left_s),
-            regardless=not strict,
-            plain=self.plain,
-            watch=watch,
-            **options,
-        )
+        left_s = max(0.0, self.spending.left_s)
+        try:
+            return autotune.measure(
+                runs, left_s, regardless=not strict, plain=self.plain, watch=watch, **options
+            )
+        except autotune.BudgetTooSmall as error:
+            raise autotune.BudgetTooSmall(
+                f"{error}; compiling and first calls took the rest of {self.spending.limit_s:.3g} s"
+            ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import math
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -271,10 +272,11 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def device_count(lowering_context: Any) -> int:
-    """Devices the program under lowering is compiled for outside shard_map (1 inside it)."""
+    """Devices that the program under lowering is for: inside shard_map those along axes it leaves out."""
     axis_context = lowering_context.module_context.axis_context
     if type(axis_context).__name__ == "SPMDAxisContext":
-        return 1 if axis_context.manual_axes else int(axis_context.mesh.size)
+        manual, sizes = axis_context.manual_axes, axis_context.mesh.shape
+        return math.prod(size for axis, size in sizes.items() if axis not in manual)
     return int(getattr(axis_context, "num_devices", 1))
 
 

@@ -54,6 +54,30 @@ def test_a_forgotten_region_is_named(two: PartitionedGraph) -> None:
         run(two, lambda s: None)
 
 
+def test_a_schedule_that_did_not_run_is_told(two: PartitionedGraph) -> None:
+    def rows(s: Recorder) -> Any:
+        yield s.execute(s.ready()[0])
+
+    async def later(s: Recorder) -> None: ...
+
+    for schedule, kind in ((rows, "generator"), (later, "coroutine")):
+
+        class Mine(Strategy):
+            def schedule(self, s: Recorder) -> Any:
+                return schedule(s)  # noqa: B023
+
+        with pytest.raises(PlanError, match=f"returned a {kind}, so its body did not run"):
+            record(Mine(), two, Context(None, (), "cpu", 2))
+
+
+def test_the_number_of_lanes_is_no_decision(two: PartitionedGraph) -> None:
+    def schedule(s: Recorder) -> None:
+        s.lanes = 4  # type: ignore[misc]
+
+    with pytest.raises(AttributeError, match="lanes"):
+        run(two, schedule)
+
+
 def test_many_forgotten_regions_are_not_all_listed(make: Make) -> None:
     text = ";".join(f"o{k} = sort x" for k in range(12))
     pg = partition(make(text, " ".join(f"o{k}" for k in range(12))), [dfx.Op("*")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -231,6 +232,26 @@ def test_a_mark_on_what_runs_after_its_call() -> None:
         with pytest.raises(RuleError, match=r"runs after the call.*with dfx\.mark\('gen'\)"):
             dfx.mark("gen")(fn)
     assert dfx.mark("gen")(lambda x: x + 1)(1) == 2
+
+
+def test_a_mark_on_what_is_no_function() -> None:
+    class Computes:
+        def __call__(self, x: int) -> int:
+            return x + 1
+
+    @dataclasses.dataclass
+    class Layer(Computes):
+        weight: float = 1.0
+
+    for given, name in ((3, "int"), (Computes, "the class Computes"), (Layer(), "Layer")):
+        with pytest.raises(
+            RuleError, match=rf"decorates functions; got {name}.*with dfx\.mark\('m'\)"
+        ):
+            dfx.mark("m")(given)  # type: ignore[type-var]
+    assert dfx.mark("m")(Computes())(1) == 2
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with pytest.raises(RuleError, match="got Linear"):
+        dfx.mark("m")(torch.nn.Linear(2, 2))
 
 
 def test_the_text_of_a_rule() -> None:

@@ -62,9 +62,11 @@ def _runs_reference(ctx: Any, stage: Any) -> bool:
         return False
     what = (
         f"{stage.program_name!r} is part of a program for several devices outside shard_map (its arrays span "
-        "them, or they are the mesh of jax.set_mesh)"
+        "them, or they are the mesh of jax.set_mesh), or inside of one that leaves axes of its mesh out"
     )
-    way = "Call the scheduled function inside jax.shard_map (each device runs its plan)"
+    way = (
+        "Call the scheduled function inside jax.shard_map over all axes (each device runs its plan)"
+    )
     if stage.replaceable:
         telling.fallback(f"{what}, so the original's operators run, without lanes. {way}")
         return True

@@ -51,6 +51,10 @@ def _end(instance: int) -> None:
     return None
 
 
+_Note = tuple[str, str | None, tuple[str, ...], int]
+"""Name, resource and tags of a mark, and its number."""
+
+
 class _TracedMark(contextlib.AbstractContextManager[Any]):
     """Simple enough for Dynamo to trace."""
 
@@ -99,7 +103,8 @@ def enter_mark(info: MarkInfo) -> Iterator[None]:
             f"the mark {info.name!r} at {_caller()} is lost: the code around it runs outside of every "
             "captured graph. A graph break inside the marked block, or in a function that cannot be "
             "compiled, does that; move what breaks the graph out of the mark "
-            "(TORCH_LOGS=graph_breaks shows it)."
+            "(TORCH_LOGS=graph_breaks shows it). So does a mark that is made outside of the function and "
+            f"entered in it: write `with dfx.mark({info.name!r}):` in its place."
         )
     yield
 
@@ -140,23 +145,39 @@ def settle(gm: Any) -> None:
     Raises:
         UnsupportedError: a mark begins in this graph and ends in another.
     """
-    opened: list[tuple[str, str | None, tuple[str, ...], int]] = []
+    _settle(gm, None)
+
+
+def _settle(gm: Any, around: _Note | None) -> None:
+    opened: list[_Note] = [] if around is None else [around]
+    outer = len(opened)
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target is _begin:
             opened.append(tuple(node.args))
             gm.graph.erase_node(node)
         elif node.op == "call_function" and node.target is _end:
-            if not opened or opened[-1][3] != node.args[0]:
+            if len(opened) == outer or opened[-1][3] != node.args[0]:
                 raise UnsupportedError("a mark ends in another graph than it begins in")
             opened.pop()
             gm.graph.erase_node(node)
-        elif opened and node.op not in ("placeholder", "output"):
-            node.meta["custom"] = {**(node.meta.get("custom") or {}), KEY: opened[-1]}
-    if opened:
+        elif node.op not in ("placeholder", "output"):
+            if opened:
+                node.meta["custom"] = {**(node.meta.get("custom") or {}), KEY: opened[-1]}
+            for body in _bodies(gm, node):  # of a checkpoint, say, whose operators are its own
+                _settle(body, opened[-1] if opened else None)
+    if len(opened) > outer:
         raise UnsupportedError(
             f"the mark {opened[-1][0]!r} ends in another graph than it begins in: the graph breaks "
             "inside the marked block. Move what breaks it out of the mark."
         )
+
+
+def _bodies(gm: Any, node: Any) -> Iterator[Any]:
+    """The graphs that an operator of higher order runs."""
+    for read in node.all_input_nodes if node.op == "call_function" else ():
+        body = getattr(gm, str(read.target), None) if read.op == "get_attr" else None
+        if isinstance(body, torch.fx.GraphModule):
+            yield body
 
 
 def mark_of(meta: Any) -> OpMark | None:

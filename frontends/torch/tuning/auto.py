@@ -59,7 +59,7 @@ def candidates_of(core: Any, args: Any, kwargs: Any) -> dict[str, Strategy]:
     if core.captured_ahead or isinstance(options.strategy, OneOf):  # the one runs in any case
         return core.candidates()  # type: ignore[no-any-return]
     dims = axes.batch_dims(options.name, options.in_axes, core.original, args, kwargs)
-    rows = dims[0][0].shape[dims[0][1]] if dims else 0
+    rows = dims[0][0].shape[dims[0][1]] if dims and not dims[0][0].is_nested else 0
     on_gpu = bool(devices.of(core.original, args, kwargs))
     made = core.candidates(batched=rows > 1, on_gpu=on_gpu)
     return {name: c for name, c in made.items() if not splits(c) or _nano_batches(c) <= rows}

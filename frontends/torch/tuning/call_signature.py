@@ -82,7 +82,10 @@ def _part(value: Any) -> Any:
     """Of a tensor or number its sizes first; of a container what it is, then its members."""
     kind = type(value)
     if kind in _TENSORS:
-        return value.shape, value.dtype, value.requires_grad
+        try:
+            return value.shape, value.dtype, value.requires_grad
+        except RuntimeError:  # a nested one of strided tensors has none
+            return _nested(value)
     if kind is tuple or kind is list:
         return (kind, None, *map(_part, value))
     if kind is dict:
@@ -97,6 +100,11 @@ def _part(value: Any) -> Any:
     if tree.is_leaf():
         return kind, None
     return (kind, tree, *map(_part, members))
+
+
+def _nested(value: torch.Tensor) -> Any:
+    shapes = tuple(member.shape for member in value.detach().unbind())
+    return torch.Size((len(shapes),)), value.dtype, value.requires_grad, shapes
 
 
 def _unsized(part: Any) -> Any:

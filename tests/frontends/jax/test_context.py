@@ -664,6 +664,34 @@ print("same", len(got.sharding.device_set))
     assert out.split() == ["same", "8"]
 
 
+def test_inside_shard_map_over_some_axes_only(run_program: Any) -> None:
+    """Along the others XLA partitions the program, which it cannot do with lanes."""
+    out = run_program(
+        """
+from jax.sharding import PartitionSpec as P
+from dynaflow_xla.errors import UnsupportedError
+mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+x = jnp.asarray(np.random.default_rng(0).standard_normal((16, 8)), jnp.float32)
+
+def local(x):
+    return jnp.sort(x, axis=-1) @ jnp.cos(x).T + jnp.sort(-x, axis=0) @ x.T
+
+def mapped(f, axes):
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=P("d"), axis_names=axes))
+
+fast, want = spread(local), mapped(local, {"d"})(x)
+try:
+    print(np.allclose(mapped(fast, {"d"})(x), want, atol=1e-5))
+except UnsupportedError as error:
+    print("refused", "over all axes" in str(error))
+np.testing.assert_allclose(mapped(fast, {"d", "m"})(x), want, rtol=1e-5, atol=1e-5)
+print("same")
+""",
+        devices=8,
+    )
+    assert out.splitlines() == ["refused True", "same"]
+
+
 def test_collective_inside_a_scheduled_function(run_program: Any) -> None:
     out = run_program(
         _MESH

@@ -324,20 +324,29 @@ def _folder(compiler: str) -> Path:
         assert top is not None
         private_files.refused(top, error)
     except OSError as error:
-        if str(top) not in _unwritable:
-            _unwritable.add(str(top))
-            where = f" in {top}" if top else ""
-            telling.fallback(
-                f"compiled regions cannot be kept{where} ({error}); each process makes them"
-            )
+        _cannot_be_kept(top, error)
     else:
         return top / compiler
+    return _own(compiler)
+
+
+def _own(compiler: str) -> Path:
     made = Path(_own_folder().name) / compiler
     private_files.make_folder(made)
     return made
 
 
 _unwritable: set[str] = set()
+
+
+def _cannot_be_kept(top: Path | None, error: OSError) -> None:
+    """Tells the user once that nothing can be written to a folder, which may be full."""
+    if str(top) not in _unwritable:
+        _unwritable.add(str(top))
+        where = f" in {top}" if top else ""
+        telling.fallback(
+            f"compiled regions cannot be kept{where} ({error}); each process makes them"
+        )
 
 
 @functools.cache
@@ -372,14 +381,12 @@ def _load(compiler: str, structure: Structure, settings: Mapping[str, Any]) -> I
     note = _target(compiler, structure.key)
     if compiler == "inductor":
         made = compiling.inductor(structure.module, structure.examples, settings)
-        compile_worker.place(None, note)
+        try:
+            compile_worker.place(None, note)
+        except OSError as error:
+            _cannot_be_kept(Path(note).parent.parent, error)
         return made
-    library = _library(compiler, structure.key)
-    if library is None:
-        compile_worker.compile_aoti(
-            structure.module, structure.examples, settings, note, structure.where
-        )
-        library = compile_worker.kept(Path(note))
+    library = _library(compiler, structure.key) or _made(compiler, structure, settings, note)
     path = os.fspath(library or note)
     # As many at a time as there may be lanes: regions of one structure share the library.
     model = _engine.AotiModel(path, max(1, len(os.sched_getaffinity(0))))
@@ -389,6 +396,26 @@ def _load(compiler: str, structure: Structure, settings: Mapping[str, Any]) -> I
         return tensors(run(handles(inputs)))
 
     return call
+
+
+def _made(
+    compiler: str, structure: Structure, settings: Mapping[str, Any], note: str
+) -> Path | None:
+    """A library that is not there yet, in the cache or where that takes none, in a folder of this process."""
+
+    def made_at(note: str) -> Path | None:
+        compile_worker.compile_aoti(
+            structure.module, structure.examples, settings, note, structure.where
+        )
+        return compile_worker.kept(Path(note))
+
+    top = Path(note).parent.parent
+    if str(top) not in _unwritable:
+        try:
+            return made_at(note)
+        except OSError as error:
+            _cannot_be_kept(top, error)
+    return made_at(os.fspath(_own(compiler) / Path(note).name))
 
 
 def _concrete(example: torch.Tensor) -> torch.Tensor:

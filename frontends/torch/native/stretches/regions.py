@@ -238,8 +238,11 @@ def replacement(
         if len(results) != len(wanted):
             raise PlanError(f"{which} must return {len(wanted)} values; it returned {len(results)}")
         for value, wish, result in zip(wanted, expected, results, strict=True):
-            dtype = str(getattr(result, "dtype", type(result))).removeprefix("torch.")
-            shape = tuple(getattr(result, "shape", ()))
+            if not isinstance(result, torch.Tensor):
+                raise PlanError(
+                    f"{which} must return {value.dtype} tensors; it returned {type(result).__name__}"
+                )
+            dtype, shape = str(result.dtype).removeprefix("torch."), tuple(result.shape)
             fits = len(shape) == len(wish) and all(
                 n in (None, m) for n, m in zip(wish, shape, strict=True)
             )

@@ -469,3 +469,57 @@ def test_assertions_on_tensors_are_kept(message: tuple[str, ...]) -> None:
     torch.testing.assert_close(fast(x), f(x), rtol=0, atol=0)
     with pytest.raises(dfx.EngineError, match=message[0] if message else "nonzero"):
         fast(-x)
+
+
+def test_marks_in_and_around_a_checkpoint() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def inner(x: Any) -> Any:
+        with dfx.mark("inner", tags={"t"}):
+            y = torch.sort(x).values
+        return y.cos()
+
+    def f(x: Any) -> Any:
+        with dfx.mark("outer"):
+            y = checkpoint(inner, x.sin(), use_reentrant=False)
+        return y + 1.0
+
+    fast = scheduled(f)
+    assert {"outer", "inner"} <= set(regions(fast, X))
+    assert [r.name for r in dfx.graph(fast, X).regions if "t" in r.tags] == ["inner"]
+    x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+    fast(x).square().sum().backward()
+    f(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+_MADE_OUTSIDE = dfx.mark("outside")
+
+
+def test_a_mark_that_is_made_outside_of_the_function() -> None:
+    def f(x: Any) -> Any:
+        with _MADE_OUTSIDE:
+            return x.sin() + x.cos()
+
+    with pytest.raises(
+        dfx.errors.UnsupportedError, match=r"made outside.*with dfx\.mark\('outside'\)"
+    ):
+        scheduled(f)(X)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sequential", "branches"])
+def test_nested_tensors_of_both_layouts(strategy: str) -> None:
+    layer = nn.Linear(6, 6)
+    fast = dfx.schedule(layer, strategy)
+    parts = [torch.randn(3, 6), torch.randn(4, 6)]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # jagged ones are not captured, and PyTorch calls others a prototype
+        for layout in (torch.jagged, torch.strided, torch.strided, torch.strided):
+            got = fast(torch.nested.nested_tensor(parts, layout=layout)).unbind()
+            for mine, part in zip(got, parts, strict=True):
+                torch.testing.assert_close(mine, layer(part))
+        parts.append(torch.randn(2, 6))
+        got = fast(torch.nested.nested_tensor(parts)).unbind()
+        assert [len(member) for member in got] == [3, 4, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import pickle
 import re
 from collections.abc import Iterator
@@ -558,3 +559,29 @@ def test_settings_of_the_process_reach_those_that_compile_for_it() -> None:
     assert compiling.surroundings_key() == here
     with own_pass(), pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
         pickle.dumps(compiling.surroundings())
+
+
+@pytest.mark.parametrize("compiler", ["aoti", "inductor"])
+def test_a_folder_that_is_full(
+    compiler: str, counted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    from dynaflow_xla.caches import private_files
+    from dynaflow_xla.frontends.torch.native.compiling import compilers
+
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compilers, "_unwritable", set())
+    real = private_files.write
+
+    def write(path: Any, data: bytes) -> None:
+        if path.is_relative_to(tmp_path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(private_files, "write", write)
+    model = Layers().eval()
+    fast = dfx.schedule(model, dfx.Branches(), rules=RULES, compiler=compiler, lanes=2)
+    with torch.no_grad():
+        with pytest.warns(dfx.FallbackWarning, match="cannot be kept in .*No space left") as told:
+            torch.testing.assert_close(fast(X), model(X), rtol=1e-4, atol=1e-5)
+        assert sum("cannot be kept" in str(w.message) for w in told) == 1
+        torch.testing.assert_close(fast(X), model(X), rtol=1e-4, atol=1e-5)

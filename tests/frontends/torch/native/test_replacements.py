@@ -47,6 +47,7 @@ def raises(v: Any) -> Any:
         (lambda v, w: v, r"must take its 1 inputs \['float32\[4, 5\]'\]: missing"),
         (lambda v: v[:2], r"must return float32\[4, 5\]; it returned float32\[2, 5\]"),
         (lambda v: (v, v), "must return 1 values; it returned 2"),
+        (lambda v: v.numpy(), "must return float32 tensors; it returned ndarray"),
     ],
 )
 def test_what_a_replacement_raises_reaches_the_caller(look: Any, fn: Any, says: str) -> None:
