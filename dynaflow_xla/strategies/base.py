@@ -504,7 +504,8 @@ def record(
     if not isinstance(strategy, Strategy):
         raise PlanTypeError(f"a strategy must be a dynaflow_xla.Strategy; got {strategy!r}")
     recorder = Recorder(pg, context, strategy, joint=joint)
-    _ran(strategy, strategy.schedule(recorder))
+    schedule: Callable[[Recorder], Any] = strategy.schedule
+    _ran(strategy, schedule(recorder))
     recorder.finish()
     if recorder.remaining:
         left = [h.region for h in recorder.handles if h.region.id not in recorder._done]
