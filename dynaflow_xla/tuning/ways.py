@@ -146,7 +146,12 @@ class Ways:
         left_s = max(0.0, self.spending.left_s)
         try:
             return autotune.measure(
-                runs, left_s, regardless=not strict, plain=self.plain, watch=watch, **options
+                runs,
+                budget_s=left_s,
+                regardless=not strict,
+                plain=self.plain,
+                watch=watch,
+                **options,
             )
         except autotune.BudgetTooSmall as error:
             raise autotune.BudgetTooSmall(
