@@ -10,7 +10,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ ROW_S = 0.02
 """Ways that are close are compared in rows of calls of so many seconds. What threads gain or lose in a row
 of calls, short samples in turns do not show (seen: nothing in 2 to 8 ms, a twentieth in rows)."""
 
-LONG_S = 0.05
+_LONG_S = 0.05
 """Calls of at least so long need no untimed one before them: what that would warm is little of them."""
 
 _IN_A_ROW = 20
@@ -227,6 +227,15 @@ class Fresh:
             self.wait()
 
 
+def untimed_calls(seconds: Iterable[float]) -> int:
+    """How many calls of each candidate come before those that a sample times.
+
+    Args:
+        seconds: Of a call of each.
+    """
+    return int(min(seconds) < _LONG_S)
+
+
 def measure(
     runs: Mapping[str, Callable[[], None]],
     budget_s: float,
@@ -253,7 +262,7 @@ def measure(
         rounds: Rounds before the slow ones drop out.
         rest: Before each sample wait until the process is idle, for programs whose library threads
             spin on after a call.
-        sample_s: A sample is one untimed call, then calls for about this long; of calls of ``LONG_S`` one.
+        sample_s: A sample is one untimed call, then calls for about this long; of long calls one.
         tick: Told how far it is.
         watch: Tells whether something else of this process runs.
         regardless: Measure for ``MIN_ROUNDS`` rounds, whatever the budget, and ``DOUBT_S`` beyond it if in
@@ -278,7 +287,7 @@ def measure(
     _warm([runs[name] for name in plain or runs], WARM_S)
     once = {name: _seconds(run, sample_s) for name, run in runs.items()}
     calls = max(1, min(100, math.ceil(sample_s / max(min(once.values()), 1e-9))))
-    untimed = int(min(once.values()) < LONG_S)
+    untimed = untimed_calls(once.values())
     need = MIN_ROUNDS * sum((untimed + calls) * seconds for seconds in once.values())
     if need > budget_s and not regardless:
         raise BudgetTooSmall(

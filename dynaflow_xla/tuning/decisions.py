@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.machine import distance
@@ -195,8 +195,9 @@ class Decisions(Generic[C]):
             return keep(signature, made)
 
         def give_up(reason: str) -> C:
+            if (checked := self._checked.get(signature)) is not None:
+                return keep(signature, _final(checked))
             before, _ = self._while_far.get(signature, (None, 0))
-            before = before or _final(self._checked.get(signature))
             return keep(signature, before or self._unmeasured(reason))
 
         with telling.warning_last():
@@ -281,13 +282,9 @@ def _second(first: C, choose: Callable[[quiet.ActivityWatch], C], watch: quiet.A
     return made if first.candidate in made.medians_ms else _final(first)
 
 
-@overload
-def _final(made: C) -> C: ...
-@overload
-def _final(made: C | None) -> C | None: ...
-def _final(made: C | None) -> C | None:
+def _final(made: C) -> C:
     """The same, which nothing changes any more."""
-    return None if made is None else replace(made, unsure=False, later=None)
+    return replace(made, unsure=False, later=None)
 
 
 def _fastest(made: Choice) -> str:

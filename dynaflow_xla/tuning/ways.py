@@ -87,8 +87,8 @@ class Ways:
     def _measuring_s(self, more: int) -> float:
         """Seconds of the fewest rounds over all so far and ``more`` like the original."""
         calls = [*self._calls.values(), *[self.call_s] * more]
-        untimed = int(min(calls) < autotune.LONG_S)
-        return autotune.MIN_ROUNDS * sum((1 + untimed) * call + autotune.SAMPLE_S for call in calls)
+        each = 1 + autotune.untimed_calls(calls)
+        return autotune.MIN_ROUNDS * sum(each * call + autotune.SAMPLE_S for call in calls)
 
     def refuses(self, name: str, compile_s: float) -> str:
         """Why one more is not compiled, called and measured, or ""."""
