@@ -1,5 +1,6 @@
 """What operators of JAX cost on one core, and what of it XLA:CPU shares out to more."""
 
+from dynaflow_xla.frontends.jax.capture.costs.avals import aval_bytes as aval_bytes
 from dynaflow_xla.frontends.jax.capture.costs.estimates import (
     BYTES_PER_NS as BYTES_PER_NS,
     CALLBACKS as CALLBACKS,
@@ -9,7 +10,6 @@ from dynaflow_xla.frontends.jax.capture.costs.estimates import (
     OUTER_CALLS as OUTER_CALLS,
     PURE_CALLBACKS as PURE_CALLBACKS,
     SCHEDULED as SCHEDULED,
-    aval_bytes as aval_bytes,
     elements_in_steps as elements_in_steps,
     estimate as estimate,
     has_products as has_products,

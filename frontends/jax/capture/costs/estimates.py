@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla import machine
-from dynaflow_xla.frontends.jax.capture.costs import products, sharing
+from dynaflow_xla.frontends.jax.capture.costs import products, sharing, steps
+from dynaflow_xla.frontends.jax.capture.costs.avals import aval_bytes, size
 from dynaflow_xla.frontends.jax.capture.costs.fused import PRODUCTS, Applied
 from dynaflow_xla.frontends.jax.capture.costs.kinds import FREE, TRANSCENDENTAL
 from dynaflow_xla.frontends.jax.capture.costs.parts import applied, as_parts
@@ -94,18 +94,8 @@ SCHEDULED = frozenset(["dfx_call", "dfx_program", "dfx_jvp", "dfx_linear"])
 
 OUTER_CALLS = SCHEDULED | {"shard_map", "xla_pmap", "device_put"}
 
-Leaf = Callable[[Any, str, dict[str, Any]], Work]
-
-
-def aval_bytes(aval: Any) -> int:
-    """Bytes of a dense value (a PRNG key counts 16)."""
-    dtype = aval.dtype
-    itemsize = getattr(dtype, "itemsize", 16)
-    return int(np.prod(aval.shape, dtype=np.int64)) * int(itemsize)
-
-
-def _size(aval: Any) -> int:
-    return int(np.prod(aval.shape, dtype=np.int64))
+Leaf = Callable[[Any, str, dict[str, Any], steps.Step | None], Work]
+"""The work of one operator without jaxprs; in which loop's step it is, if in one."""
 
 
 def _called(eqn: Any) -> Any:
@@ -160,10 +150,10 @@ def _steps(
     return made, [read(atom) for atom in jaxpr.outvars]
 
 
-def _inner(jaxpr: Any, leaf: Leaf) -> Work:
+def _inner(jaxpr: Any, leaf: Leaf, loop: steps.Step | None = None) -> Work:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     found, results = _steps(jaxpr, jaxpr.invars)
-    works = [_walk(eqn, leaf) for eqn, _ in found]
+    works = [_walk(eqn, leaf, loop) for eqn, _ in found]
     spreads = as_parts([step for _, step in found], [w.spread for w in works], results)
     return work.together(w._replace(spread=s) for w, s in zip(works, spreads, strict=True))
 
@@ -180,7 +170,7 @@ def one_pass_ns(eqn: Any) -> float:
     each = ONE_PASS_NS[eqn.primitive.name] * (ONE_PASS_NARROW if narrow else 1.0)
     each *= max(1.0, aval.dtype.itemsize / 4)
     moved = 2 * aval_bytes(aval) / BYTES_PER_NS
-    ns = max(each * _size(aval), moved) / machine.numbers().speed("jax", "elements")
+    ns = max(each * size(aval), moved) / machine.numbers().speed("jax", "elements")
     return ns + ONE_PASS_CALL_NS
 
 
@@ -198,32 +188,35 @@ def original_ns(jaxpr: Any, cores: int) -> float:
 def elements_in_steps(jaxpr: Any) -> Spread:
     """What the steps of a function's ``scan`` and ``while`` share out of their own loops over elements."""
 
-    def elements(eqn: Any, name: str, params: dict[str, Any]) -> Work:
-        shared = name not in ("dot_general", "conv_general_dilated")
-        return _spreading(eqn, name, params) if shared else Work()
+    def elements(eqn: Any, name: str, params: dict[str, Any], loop: steps.Step | None) -> Work:
+        return _spreading(eqn, name, params, loop) if name not in PRODUCTS else Work()
 
-    def steps(jaxpr: Any) -> Iterator[Work]:
+    def in_loops(jaxpr: Any) -> Iterator[Work]:
         for eqn in jaxpr.eqns:
             if eqn.primitive.name in ("scan", "while"):
                 yield _walk(eqn, elements)
             else:
                 for inner in jcore.jaxprs_in_params(eqn.params):
-                    yield from steps(inner)
+                    yield from in_loops(inner)
 
-    return work.together(steps(jaxpr)).spread
+    return work.together(in_loops(jaxpr)).spread
 
 
-def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
+def _spreading(eqn: Any, name: str, params: dict[str, Any], loop: steps.Step | None = None) -> Work:
     """The work of one operator, and what of it XLA:CPU gives to all threads."""
     made = _primitive(eqn, name, params)
     kind: machine.Kind = "elements"
-    forked = shares = False
+    forked = shares = vector = False
+    if loop is not None and name not in FREE:
+        if loop.small:
+            return made._replace(ns=steps.small_ns(made, eqn, name))
+        made = steps.in_step(made, eqn, name, OP_OVERHEAD_NS)
     if name in ONE_CORE or name in lapack.FACTORIZATIONS or name.startswith("scatter"):
         kind = "serial"
     elif name == "dot_general":
         kind = "products"
         # A vector is shared out if it is long, and waits for no thread.
-        vector = not _of_matrices(eqn, params)
+        vector = steps.is_with_vector(eqn)
         forked = not vector and sharing.of_product(eqn.invars[0].aval, eqn.invars[1].aval, params)
         shares = vector or forked
     elif name in _PRODUCTS:
@@ -237,8 +230,11 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     scalar = name in ("argmax", "argmin") or (
         _scalar_ns(name, [v.aval for v in eqn.outvars]) is not None
     )
-    # A Fourier transform computes as much as products do; memory is not what bounds it.
-    computes = "serial" if scalar else "products" if name == "fft" else kind
+    # A Fourier transform computes as much as products do; memory is not what bounds it. A step's product
+    # with a vector reads its matrix from a cache, and that bounds it.
+    computes: machine.Kind = "serial" if scalar else "products" if name == "fft" else kind
+    if vector and loop is not None:
+        computes = "elements"
     speed = machine.numbers().speed("jax", computes)
     made = made._replace(ns=made.ns / speed)
     if kind == "serial":
@@ -248,6 +244,8 @@ def _spreading(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     # gains as much of its time as a longer one.
     if made.ns >= SPREAD_NS or forked:
         spread = spread._replace(**{kind if shares else "tiles": made.ns})
+    if loop is not None and name == "dot_general" and size(eqn.outvars[0].aval) <= _SMALL_RESULT:
+        spread = spread._replace(forks=min(spread.forks, _FORK_OF_SMALL))
     return made._replace(spread=spread)
 
 
@@ -310,16 +308,6 @@ def _by_blas(eqn: Any, name: str) -> float:
     return _IN_VAIN.get(name, -0.2) if rows >= 100 else 0.0
 
 
-def _of_matrices(eqn: Any, params: dict[str, Any]) -> bool:
-    """Whether both factors of a product have rows of their own: none is a vector."""
-    shapes = [v.aval.shape for v in eqn.invars[:2]]
-    summed = zip(shapes, *params["dimension_numbers"], strict=True)
-    return all(
-        math.prod(shape) > math.prod(shape[d] for d in (*contract, *batch))
-        for shape, contract, batch in summed
-    )
-
-
 def _reducing(shape: Sequence[int], axes: Sequence[int]) -> tuple[float, float]:
     """Nanoseconds an element of a reduction, and nanoseconds a result.
 
@@ -347,15 +335,8 @@ handed out at all: ``regions.handed_out``.)"""
 
 
 def _step(parts: Sequence[Any], leaf: Leaf) -> Work:
-    def in_step(eqn: Any, name: str, params: dict[str, Any]) -> Work:
-        made = leaf(eqn, name, params)
-        if name != "dot_general" or _size(eqn.outvars[0].aval) > _SMALL_RESULT:
-            return made
-        # In a step of a step it is as quick, not quicker.
-        quick = min(made.spread.forks, _FORK_OF_SMALL)
-        return made._replace(spread=made.spread._replace(forks=quick))
-
-    made = work.together(_inner(part, in_step) for part in parts)
+    loop = steps.Step.of(parts)
+    made = work.together(_inner(part, leaf, loop) for part in parts)
     if any(has_products(part) for part in parts):
         return made
     spread = made.spread
@@ -370,17 +351,18 @@ def has_products(jaxpr: Any) -> bool:
     )
 
 
-def _walk(eqn: Any, leaf: Leaf) -> Work:
+def _walk(eqn: Any, leaf: Leaf, loop: steps.Step | None = None) -> Work:
     name = eqn.primitive.name
     params = eqn.params
     if name == "scan":
-        return _step([params["jaxpr"]], leaf).times(int(params["length"]))
+        made = _step([params["jaxpr"]], leaf)
+        return made._replace(ns=made.ns + steps.rows_ns(params)).times(int(params["length"]))
     if name == "while":
         return _step([params["body_jaxpr"], params["cond_jaxpr"]], leaf).times(work.LOOP_TRIPS)
     if name == "cond":
-        return work.longest(_inner(branch, leaf) for branch in params["branches"])
+        return work.longest(_inner(branch, leaf, loop) for branch in params["branches"])
     inner = _called(eqn)
-    return leaf(eqn, name, params) if inner is None else _inner(inner, leaf)
+    return leaf(eqn, name, params, loop) if inner is None else _inner(inner, leaf, loop)
 
 
 _VECTORS = ("compute_uv", "compute_left_eigenvectors", "compute_right_eigenvectors")
@@ -398,9 +380,10 @@ def _by_element(name: str, params: dict[str, Any]) -> bool:
 def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     ins = [v.aval for v in eqn.invars if hasattr(v.aval, "shape")]
     outs = [v.aval for v in eqn.outvars if hasattr(v.aval, "shape")]
-    moved = sum(map(aval_bytes, ins)) + sum(map(aval_bytes, outs))
-    out_size = sum(map(_size, outs))
-    in_size = max(map(_size, ins), default=0)
+    read = ins[1:] + outs if name in ("gather", "slice", "dynamic_slice") else ins
+    moved = sum(map(aval_bytes, read)) + sum(map(aval_bytes, outs))
+    out_size = sum(map(size, outs))
+    in_size = max(map(size, ins), default=0)
     memory_ns = moved / BYTES_PER_NS
     if name in FREE:
         return Work()
@@ -441,7 +424,7 @@ def _primitive(eqn: Any, name: str, params: dict[str, Any]) -> Work:
     if name == "tridiagonal_solve":
         return Work(10.0 * out_size, moved, TRIDIAGONAL_NS * out_size + OP_OVERHEAD_NS)
     if name == "gather" or name.startswith("scatter"):
-        moving = out_size if name == "gather" else _size(ins[-1])
+        moving = out_size if name == "gather" else size(ins[-1])
         each = INDEXED_NS if _by_element(name, params) else INDEXED_ROWS_NS
         return Work(0.0, moved, max(each * moving, memory_ns) + OP_OVERHEAD_NS)
     if name in CUMULATIVE_NS:

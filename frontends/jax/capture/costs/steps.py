@@ -1,0 +1,145 @@
+"""Operators in the steps of loops: one step follows another, and finds what it reads in a cache.
+
+XLA:CPU makes a single function of a loop whose step touches few bytes (``SmallWhileLoopHoistingPass`` of
+github.com/openxla/xla): no operator is started any more. In other steps it starts one compiled loop after
+another, and writes into what the loop carries where that lies.
+
+Fitted to XLA:CPU of jaxlib 0.10, 75 loops on one core: half of them take 0.7 to 1.4 times the estimate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.capture.costs.avals import aval_bytes, size
+from dynaflow_xla.frontends.jax.capture.costs.fused import PRODUCTS
+from dynaflow_xla.frontends.jax.capture.costs.kinds import ELEMENTWISE, TRANSCENDENTAL
+from dynaflow_xla.ir.work import Work
+
+SMALL_BYTES = 1024
+"""``xla_cpu_small_while_loop_byte_threshold``: what a step reads and writes at most that is compiled with
+its loop."""
+
+_SMALL_OP_NS = 0.7
+_SMALL_FLOP_NS = 0.25
+_SMALL_ELEMENT_NS = 0.4
+_SMALL_FUNCTION_NS = 2.0
+"""In such a loop: an operator; a multiplication or addition of a product; an element, mostly without the
+processor's vectors; one of an exponential function and the like."""
+
+_SLOWER_WITHOUT_VECTORS = 4.0
+"""How much longer other operators take there: draws of random numbers, sorts, factorizations."""
+
+_LOOP_NS = 30.0
+"""To start a compiled loop over elements, in other steps."""
+
+BYTES_PER_NS, _CACHED_BYTES = (50.0, 33.0), 1 << 19
+"""Of the matrix of a product with a vector, up to that size and above it."""
+
+_MOVES = frozenset(
+    "gather dynamic_slice dynamic_update_slice concatenate pad split stack unstack".split()
+)
+
+
+class Step(NamedTuple):
+    """The loop in whose step an operator is.
+
+    Attributes:
+        small: XLA:CPU compiles the loop as one function.
+    """
+
+    small: bool
+
+    @staticmethod
+    def of(parts: Sequence[Any]) -> Step:
+        """Of the loop with these jaxprs: a body, and perhaps a condition."""
+        return Step(sum(map(_touched, parts)) <= SMALL_BYTES)
+
+
+def _touched(jaxpr: Any) -> int:
+    """Bytes that a step reads and writes; loops over elements are computed where they are read."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    met = _bytes(jaxpr.invars) + _bytes(jaxpr.outvars)
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name == "dynamic_update_slice" or name.startswith("scatter"):
+            met -= _bytes(eqn.invars[:1])  # it is carried, and written where it lies
+        elif name not in ELEMENTWISE and name not in _MOVES:
+            met += _bytes(eqn.invars)
+    return met
+
+
+def _bytes(variables: Iterable[Any]) -> int:
+    return sum(aval_bytes(v.aval) for v in variables if hasattr(v.aval, "shape"))
+
+
+def _elements(variables: Iterable[Any]) -> int:
+    return sum(size(v.aval) for v in variables if hasattr(v.aval, "shape"))
+
+
+def small_ns(made: Work, eqn: Any, name: str) -> float:
+    """Nanoseconds of an operator in a small loop.
+
+    Args:
+        made: What it takes elsewhere.
+        eqn: The operator.
+        name: Its primitive's.
+    """
+    count = _elements(eqn.outvars)
+    if name in PRODUCTS:
+        return _SMALL_OP_NS + _SMALL_FLOP_NS * made.flops
+    if name in TRANSCENDENTAL:
+        return _SMALL_OP_NS + max(_SMALL_FUNCTION_NS, TRANSCENDENTAL[name]) * count
+    if name in ELEMENTWISE or name in _MOVES or name.startswith("scatter"):
+        return _SMALL_OP_NS + _SMALL_ELEMENT_NS * count
+    if name.startswith(("reduce_", "arg")):
+        return _SMALL_OP_NS + _SMALL_ELEMENT_NS * _elements(eqn.invars)
+    return made.ns * _SLOWER_WITHOUT_VECTORS
+
+
+def in_step(made: Work, eqn: Any, name: str, started_ns: float) -> Work:
+    """The work of an operator in a step of any other loop.
+
+    Args:
+        made: Its work elsewhere.
+        eqn: The operator.
+        name: Its primitive's.
+        started_ns: What of this is to start it.
+    """
+    if name == "dynamic_update_slice" or name.startswith("scatter"):
+        # In place: what is written, and where.
+        written = 2 * _bytes(eqn.invars[1:])
+        ns = written / BYTES_PER_NS[0] + _LOOP_NS
+        return made._replace(bytes_moved=written, ns=min(made.ns, ns))
+    if name in ELEMENTWISE or name in _MOVES or name.startswith("reduce_"):
+        # Indices and the like are computed in whatever reads them.
+        scalars = name in ELEMENTWISE and _elements(eqn.outvars) <= 1
+        return made._replace(
+            ns=made.ns - started_ns + (_SMALL_FUNCTION_NS if scalars else _LOOP_NS)
+        )
+    if name == "dot_general" and is_with_vector(eqn):
+        rate = BYTES_PER_NS[max(aval_bytes(v.aval) for v in eqn.invars) > _CACHED_BYTES]
+        return made._replace(ns=made.bytes_moved / rate + _LOOP_NS)
+    return made
+
+
+def is_with_vector(eqn: Any) -> bool:
+    """Whether a factor of a ``dot_general`` has no rows of its own: it is a vector."""
+    shapes = [v.aval.shape for v in eqn.invars[:2]]
+    summed = zip(shapes, *eqn.params["dimension_numbers"], strict=True)
+    return any(
+        math.prod(shape) <= math.prod(shape[d] for d in (*contract, *batch))
+        for shape, contract, batch in summed
+    )
+
+
+def rows_ns(params: Mapping[str, Any]) -> float:
+    """Nanoseconds to read a step's rows of what a ``scan`` goes over, and to write its own."""
+    consts, carried = _compat.scan_counts(params)
+    jaxpr = params["jaxpr"].jaxpr
+    rows = [*jaxpr.invars[consts + carried :], *jaxpr.outvars[carried:]]
+    each = _SMALL_OP_NS if Step.of([jaxpr]).small else _LOOP_NS
+    return each * len(rows) + 2 * _bytes(rows) / BYTES_PER_NS[0]
