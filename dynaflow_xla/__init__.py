@@ -35,6 +35,7 @@ from dynaflow_xla.errors import (
     UnsupportedError as UnsupportedError,
     VerificationError as VerificationError,
 )
+from dynaflow_xla.ir.marks import mark as mark
 from dynaflow_xla.ir.partitioned import PartitionedGraph as PartitionedGraph
 from dynaflow_xla.ir.rules import (
     Call as Call,
@@ -43,7 +44,6 @@ from dynaflow_xla.ir.rules import (
     Scope as Scope,
     Seq as Seq,
     Where as Where,
-    mark as mark,
 )
 from dynaflow_xla.kernels import CudaKernel as CudaKernel, Lanes as Lanes
 from dynaflow_xla.machine.memory import keep_memory as keep_memory

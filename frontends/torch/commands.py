@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.frontends.torch.tuning.keeping import copies as copies
-from dynaflow_xla.ir.rules import mark
+from dynaflow_xla.ir.marks import mark
 
 
 def about() -> dict[str, Any]:

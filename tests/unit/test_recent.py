@@ -62,7 +62,7 @@ KNOWN = {
     "batch/arguments.py": {"_parameters_of": "weak: functions that somebody owns"},
     "machine/__init__.py": {"assumed": "no arguments", "cpu_model": "no arguments"},
     "machine/memory.py": {"fault_ns": "no arguments"},
-    "ir/rules.py": {"_backends": "one for each frontend", "_load_jax": "no arguments"},
+    "ir/marks.py": {"_backends": "one for each frontend", "_load_jax": "no arguments"},
     "ffi/device_lanes.py": {"_cuda": "one for each device"},
     "ffi/programs.py": {"_living": "weak: programs that somebody owns"},
     "ffi/xla.py": {"_clients": "one for each lane and width"},

@@ -43,7 +43,7 @@ def without_function(components: list[str]) -> tuple[list[str], str]:
 
 @contextlib.contextmanager
 def enter_mark(info: Any) -> Iterator[None]:
-    """Mark backend for ``dynaflow_xla.rules.mark``; ``info`` has name, resource and tags."""
+    """Mark backend for ``dynaflow_xla.ir.marks.mark``; ``info`` has name, resource and tags."""
     with jax.named_scope(new_key(info)):
         yield
 

@@ -21,7 +21,7 @@ from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import captures
 from dynaflow_xla.frontends.torch.capture.names import OURS
 from dynaflow_xla.ir.graph import OpMark
-from dynaflow_xla.ir.rules import MarkInfo, mark, register_mark_backend, set_traced_mark
+from dynaflow_xla.ir.marks import MarkInfo, mark, register_mark_backend, set_traced_mark
 
 KEY = "dynaflow_xla.mark"
 
@@ -83,7 +83,7 @@ def _is_internal(file: str) -> bool:
 
 @contextlib.contextmanager
 def enter_mark(info: MarkInfo) -> Iterator[None]:
-    """Mark backend for ``dynaflow_xla.ir.rules.mark`` where Dynamo does not read the mark's code.
+    """Mark backend for ``dynaflow_xla.ir.marks.mark`` where Dynamo does not read the mark's code.
 
     Raises:
         UnsupportedError: inside a scheduled call; the mark would be lost.

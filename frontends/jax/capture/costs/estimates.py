@@ -337,6 +337,7 @@ handed out at all: ``regions.handed_out``.)"""
 def _step(parts: Sequence[Any], leaf: Leaf) -> Work:
     loop = steps.Step.of(parts)
     made = work.together(_inner(part, leaf, loop) for part in parts)
+    made = made._replace(ns=made.ns + steps.TURN_NS)
     if any(has_products(part) for part in parts):
         return made
     spread = made.spread

@@ -23,12 +23,15 @@ SMALL_BYTES = 1024
 """``xla_cpu_small_while_loop_byte_threshold``: what a step reads and writes at most that is compiled with
 its loop."""
 
-_SMALL_OP_NS = 0.7
+TURN_NS = 3.0
+"""To begin a step, in any loop."""
+
+_SMALL_OP_NS = 0.5
 _SMALL_FLOP_NS = 0.25
 _SMALL_ELEMENT_NS = 0.4
 _SMALL_FUNCTION_NS = 2.0
-"""In such a loop: an operator; a multiplication or addition of a product; an element, mostly without the
-processor's vectors; one of an exponential function and the like."""
+"""In such a loop: an operator, at least; a multiplication or addition of a product; an element, mostly
+without the processor's vectors; one of an exponential function and the like."""
 
 _SLOWER_WITHOUT_VECTORS = 4.0
 """How much longer other operators take there: draws of random numbers, sorts, factorizations."""
@@ -88,16 +91,17 @@ def small_ns(made: Work, eqn: Any, name: str) -> float:
         eqn: The operator.
         name: Its primitive's.
     """
-    count = _elements(eqn.outvars)
     if name in PRODUCTS:
-        return _SMALL_OP_NS + _SMALL_FLOP_NS * made.flops
-    if name in TRANSCENDENTAL:
-        return _SMALL_OP_NS + max(_SMALL_FUNCTION_NS, TRANSCENDENTAL[name]) * count
-    if name in ELEMENTWISE or name in _MOVES or name.startswith("scatter"):
-        return _SMALL_OP_NS + _SMALL_ELEMENT_NS * count
-    if name.startswith(("reduce_", "arg")):
-        return _SMALL_OP_NS + _SMALL_ELEMENT_NS * _elements(eqn.invars)
-    return made.ns * _SLOWER_WITHOUT_VECTORS
+        ns = _SMALL_FLOP_NS * made.flops
+    elif name in TRANSCENDENTAL:
+        ns = max(_SMALL_FUNCTION_NS, TRANSCENDENTAL[name]) * _elements(eqn.outvars)
+    elif name in ELEMENTWISE or name in _MOVES or name.startswith("scatter"):
+        ns = _SMALL_ELEMENT_NS * _elements(eqn.outvars)
+    elif name.startswith(("reduce_", "arg")):
+        ns = _SMALL_ELEMENT_NS * _elements(eqn.invars)
+    else:
+        ns = _SLOWER_WITHOUT_VECTORS * made.ns
+    return max(ns, _SMALL_OP_NS)
 
 
 def in_step(made: Work, eqn: Any, name: str, started_ns: float) -> Work:

@@ -11,7 +11,7 @@ import pytest
 import dynaflow_xla as dfx
 from dynaflow_xla.frontends.jax.capture import marks
 from dynaflow_xla.frontends.jax.transform import primitive
-from dynaflow_xla.ir.rules import MarkInfo
+from dynaflow_xla.ir.marks import MarkInfo
 
 
 def sized() -> dict[str, int]:
