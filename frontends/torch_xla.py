@@ -336,7 +336,7 @@ class _XlaCore(Core):
         with torch.no_grad():
             return torch.export.export(flat, tuple(tensors), strict=False)
 
-    def all_planned(self, args: Any, kwargs: Any) -> list[Any]:
+    def all_planned(self, args: Any, kwargs: Any, *, front: bool = True) -> list[Any]:
         """The one graph of these arguments' signature: an export has no graph breaks."""
         return [self.target(args, kwargs).entry(args, kwargs)]  # type: ignore[attr-defined]
 

@@ -433,12 +433,18 @@ class Core(Offering):
 
     # -- planning ---------------------------------------------------------------------------------
 
-    def all_planned(self, args: Any, kwargs: Any) -> list[Entry]:
+    def all_planned(self, args: Any, kwargs: Any, *, front: bool = True) -> list[Entry]:
         """Entries of every graph that these arguments run, in order.
 
         One graph is planned without running it. If the graph breaks, the rest can only be found by
         running: on copies, with whatever else it changes put back. Where that cannot be, the first graph
         is all.
+
+        Args:
+            args: Of the call.
+            kwargs: Of the call.
+            front: Run what stands in front of the first graph, in none. Else there are no entries then, and
+                ``changes`` are told.
 
         Raises:
             UnsupportedError: lazy modules of it have no parameters yet, or it is given JAX arrays.
@@ -449,23 +455,25 @@ class Core(Offering):
         if "jax" in sys.modules and _has_arrays((*args, *kwargs.values())):
             self.backend.for_arrays(self.original)  # only a program of JAX's takes them
         if (current := self.current()) is not self:
-            return [] if current is None else current.all_planned(args, kwargs)
+            return [] if current is None else current.all_planned(args, kwargs, front=front)
         target = self.target(args, kwargs)
         running.leave_out("")
         try:
-            return self._all_planned(target, args, kwargs)
+            return self._all_planned(target, args, kwargs, front)
         except padded.LeavesOut:
             target._note_padded(args, kwargs)
             return []
 
-    def _all_planned(self, target: Core, args: Any, kwargs: Any) -> list[Entry]:
+    def _all_planned(self, target: Core, args: Any, kwargs: Any, front: bool) -> list[Entry]:
         first: list[Entry] = []
         try:
-            with keeping.arguments_kept(target.original, args, kwargs) as given:
-                with running.Running(stop=True):
-                    target._invoke(*given)
+            with keeping.arguments_kept(target.original, args, kwargs) as (given, keep_state):
+                ends = running.ends_in_front(target.changes)
+                with running.kept_in_front(keep_state) if front else ends:
+                    with running.Running(stop=True):
+                        target._invoke(*given)
         except running.FirstGraphPlanned as planned:
-            first = [planned.entry]
+            first = [] if planned.entry is None else [planned.entry]
         if not first or not target.breaks or target.changes.lasting(target.original):
             return first
         kept = keeping.preserved(target.original, target.changes, args, kwargs)

@@ -109,7 +109,7 @@ class _ExportCore(Core):
         """Raises UnsupportedError if arguments are not those that the program was exported for."""
         self._inputs(args, kwargs)
 
-    def all_planned(self, args: Any, kwargs: Any) -> list[Entry]:
+    def all_planned(self, args: Any, kwargs: Any, *, front: bool = True) -> list[Entry]:
         """The program's one graph, whatever the shapes."""
         return [self.target(args, kwargs).entry()]  # type: ignore[attr-defined]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from dynaflow_xla.frontends.torch._compat import aot, modes
@@ -40,7 +40,11 @@ def begin_anew() -> None:
 
 
 class FirstGraphPlanned(BaseException):
-    """Ends a call as soon as its first graph is planned; no ``Exception``, so that nobody keeps it."""
+    """Ends a call as soon as its first graph is planned; no ``Exception``, so that nobody keeps it.
+
+    Args:
+        entry: What is planned; None: the call ends in front of it.
+    """
 
     def __init__(self, entry: Any) -> None:
         self.entry = entry
@@ -90,8 +94,32 @@ def ends_at_lasting(changes: effects.Changes, original: Any, entry: Any) -> Iter
     def in_no_graph(where: str) -> None:
         changes.found(others=frozenset({f"whatever the code between its graphs does, see {where}"}))
 
-    with changes.watched(found), uncaptured.told(in_no_graph, Runner.__call__.__code__):
+    with changes.watched(found), _in_no_graph(in_no_graph):
         yield
+
+
+def ends_in_front(changes: effects.Changes) -> AbstractContextManager[None]:
+    """Ends a call of this thread in front of its first graph if code in none is to run there.
+
+    Args:
+        changes: Are told of that.
+    """
+
+    def in_no_graph(where: str) -> None:
+        text = f"whatever the code in front of its first graph does, see {where}"
+        changes.found(others=frozenset({text}))
+        raise FirstGraphPlanned(None)
+
+    return _in_no_graph(in_no_graph)
+
+
+def kept_in_front(keep: Callable[[], None]) -> AbstractContextManager[None]:
+    """While open, ``keep`` is called before code in no graph runs on this thread."""
+    return _in_no_graph(lambda where: keep())
+
+
+def _in_no_graph(tell: Callable[[str], None]) -> AbstractContextManager[None]:
+    return uncaptured.told(tell, Runner.__call__.__code__)
 
 
 def note_run(entry: Any) -> None:

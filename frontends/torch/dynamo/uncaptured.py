@@ -23,6 +23,7 @@ from dynaflow_xla.frontends.torch.capture.names import is_internal
 
 _LIBRARY = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
+_LAYERS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "")
 _SIZES = tuple(os.path.join(path, of, "") for path in _INSTALLED for of in ("sympy", "mpmath"))
 """PyTorch computes sizes that may change with them, also between graphs. Nothing of the user's changes."""
 
@@ -43,6 +44,8 @@ _STORES = frozenset({
 
 _WEAK = frozenset((weakref.__file__, weakref.WeakSet.__init__.__code__.co_filename))
 """Files of Python's that are called when memory is freed."""
+
+_IMPORTS = "<frozen importlib"
 
 _STATES = (random.Random.getstate.__code__, random.Random.setstate.__code__)
 """What Dynamo calls around its work, whatever frame is the innermost."""
@@ -85,7 +88,8 @@ def told(tell: Callable[[str], None], runner: types.CodeType) -> Iterator[None]:
             return
         code = frame.f_code
         freeing = code.co_name == "__del__" or code.co_filename in _WEAK or id(code) in collected
-        if event == "call" and (code is runner or freeing):
+        imports = code.co_filename.startswith(_IMPORTS)  # what a module does happens once in any case
+        if event == "call" and (code is runner or freeing or imports):
             inside = frame
         elif event == "call" and _may_have_effects(code, frame.f_back):
             tell(f"{code.co_filename}:{frame.f_lineno}")
@@ -142,10 +146,12 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
 
 
 def _is_users(code: types.CodeType) -> bool:
-    """Whether it is neither PyTorch's, nor Python's, nor ours."""
+    """Whether it is neither PyTorch's, nor Python's, nor ours; or a layer of PyTorch's, which may have state."""
     if code.co_name.startswith("torch_dynamo_resume_in"):
         return True
     file = code.co_filename
+    if code.co_name == "forward" and file.startswith(_LAYERS):
+        return True
     return not (file.startswith(("<", *_SIZES)) or is_internal(file) or _is_of_library(code))
 
 

@@ -132,12 +132,13 @@ def _choose(
         next(iter(candidates.values())), "" if compiler == "eager" else "eager"
     )
     began = budget.clock()
-    entries = first.all_planned(args, kwargs)
+    entries = first.all_planned(args, kwargs, front=False)
     capture_s = budget.clock() - began
     spending.original(capture_s)  # under every strategy there is one
-    if not entries:
+    changed = core.changes.lasting(core.original)
+    if not entries and not changed:
         return as_it_is("no graph could be captured")
-    if changed := core.changes.lasting(core.original):
+    if changed:
         named = [core.options.name if name == "itself" else name for name in changed]
         return as_it_is(
             f"a call changes what can neither be copied nor put back ({', '.join(named)}): it is not "

@@ -172,11 +172,14 @@ def _modules(original: Any, args: Any, kwargs: Any) -> list[torch.nn.Module]:
 
 
 @contextmanager
-def arguments_kept(original: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+def arguments_kept(
+    original: Any, args: Any, kwargs: Any
+) -> Iterator[tuple[tuple[Any, Any], Callable[[], None]]]:
     """For a call up to its first graph: what Dynamo cannot follow in front of that runs.
 
     Tensors among the arguments get their values back, modules their attributes, generators their states; what
-    else there is among the arguments is copied. Parameters and buffers are not: they may be large.
+    else there is among the arguments is copied. Of what may be large, parameters and other tensors that
+    modules hold, values are kept only if asked for.
 
     Args:
         original: The scheduled function or module.
@@ -184,12 +187,21 @@ def arguments_kept(original: Any, args: Any, kwargs: Any) -> Iterator[Any]:
         kwargs: Of the call.
 
     Yields:
-        Arguments to call with: the same tensors, as a capture is for what memory they share.
+        Arguments to call with, the same tensors, as a capture is for what memory they share; and what keeps
+        the tensors of modules, too, before anything may change them.
     """
     whole = Saved()
-    for module in _modules(original, args, kwargs):
+    modules = _modules(original, args, kwargs)
+    for module in modules:
         whole.whole(module)
     tensors = _Values()
+
+    @torch.compiler.disable  # it is called in the midst of what Dynamo looks at
+    def keep_state() -> None:
+        for module in modules:
+            # Containers and all: those of parameters, buffers, and the user's own.
+            tensors.save(x for x in pytree.tree_leaves(vars(module)) if _is_plain(x))
+
     tensors.save(x for x in pytree.tree_leaves((args, kwargs)) if _is_plain(x))
     try:
         given = objects_copied((args, kwargs))
@@ -197,7 +209,7 @@ def arguments_kept(original: Any, args: Any, kwargs: Any) -> Iterator[Any]:
         given = args, kwargs
     try:
         with random_kept(args, kwargs, original):
-            yield given
+            yield given, keep_state
     finally:
         whole.put_back()
         tensors.put_back()

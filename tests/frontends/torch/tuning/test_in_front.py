@@ -1,0 +1,102 @@
+"""Code in front of the first graph, which no capture holds: it runs as often as in the original."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+import dynaflow_xla as dfx
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+nn = torch.nn
+
+STRATEGIES = ["auto", dfx.Auto(min_cost_ns=0.0, budget_s=1.0), "branches", "sequential"]
+NAMES = ["auto", "measured", "branches", "sequential"]
+CALLS: list[str] = []
+
+
+class Counting(nn.Module):
+    """Writes a tensor, or a list of the user's, before anything is captured."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.register_buffer("seen", torch.zeros(()))
+        self.weight = nn.Parameter(torch.ones(4))
+        self.held = {"by name": [torch.zeros(())]}
+        self.plain = torch.zeros(())
+
+    @torch.compiler.disable
+    def count(self) -> None:
+        with torch.no_grad():
+            if self.where == "global":
+                CALLS.append(self.where)
+            else:
+                places = {"buffer": self.seen, "parameter": self.weight, "attribute": self.plain}
+                places.get(self.where, self.held["by name"][0]).add_(1)
+
+    def forward(self, x: Any) -> Any:
+        self.count()
+        held = self.held["by name"][0]
+        return (x * self.weight).sort(0)[0] + (x + self.seen + held + self.plain).sort(1)[0]
+
+
+def state(model: Any) -> list[Any]:
+    return [*model.state_dict().values(), model.held["by name"][0], model.plain]
+
+
+@pytest.mark.parametrize("where", ["buffer", "parameter", "container", "attribute"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
+def test_tensors_are_written_once_a_call(strategy: Any, where: str) -> None:
+    model, original = Counting(where), Counting(where)
+    fast = dfx.schedule(model, strategy)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(6, 4)
+            torch.testing.assert_close(fast(x), original(x), rtol=0, atol=0)
+            torch.testing.assert_close(state(model), state(original), rtol=0, atol=0)
+            dfx.explain(fast, x)
+            torch.testing.assert_close(state(model), state(original), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
+def test_what_cannot_be_put_back_happens_once(strategy: Any) -> None:
+    fast = dfx.schedule(Counting("global"), strategy)
+    CALLS.clear()
+    for calls in (1, 2, 3):
+        fast(torch.randn(6, 4))
+        assert len(CALLS) == calls
+
+
+def test_auto_says_why_it_measures_nothing() -> None:
+    fast, x = dfx.schedule(Counting("buffer"), STRATEGIES[1]), torch.randn(6, 4)
+    fast(x)
+    text = dfx.explain(fast, x)
+    assert "whatever the code in front of its first graph does, see" in text and __file__ in text
+
+
+@pytest.mark.filterwarnings("ignore:no graph of 'BatchNorm1d' could be captured")
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+def test_statistics_of_a_layer_that_is_not_captured(strategy: Any, grad: bool) -> None:
+    model = nn.BatchNorm1d(4, momentum=None)  # reads a number out of its count of batches
+    original = copy.deepcopy(model)
+    fast = dfx.schedule(model, strategy)
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            x = torch.randn(6, 4)
+            torch.testing.assert_close(fast(x), original(x))
+            dfx.explain(fast, x)
+            torch.testing.assert_close(model.state_dict(), original.state_dict())
+
+
+def test_swa_statistics() -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    averaged = torch.optim.swa_utils.AveragedModel(net)
+    original = copy.deepcopy(averaged)
+    data = [torch.randn(6, 8) for _ in range(4)]
+    torch.optim.swa_utils.update_bn(data, dfx.schedule(averaged))
+    torch.optim.swa_utils.update_bn(data, original)
+    torch.testing.assert_close(averaged.state_dict(), original.state_dict())
