@@ -75,6 +75,7 @@ class _Recorded:
 
     def __init__(self, calls: dict[int, Target]) -> None:
         self.calls = calls
+        self._made: dict[int, Any] = {}  # what the script has; others are parts of that
         self._patched: dict[type, Any] = {}
         self._names = ("schedule", "together")
 
@@ -104,12 +105,13 @@ class _Recorded:
 
     def _watch(self, fast: Any) -> Any:
         cls = type(fast)
+        self._made[id(fast)] = fast
         if cls not in self._patched:
             called = cls.__call__
             self._patched[cls] = cls.__dict__.get("__call__")
 
             def call(this: Any, *args: Any, **kwargs: Any) -> Any:
-                if not dispatch.is_traced((args, kwargs)):
+                if id(this) in self._made and not dispatch.is_traced((args, kwargs)):
                     name = checks.name_of(this)
                     self.calls[id(this)] = _kept(Target(name, this, args, kwargs))
                 return called(this, *args, **kwargs)

@@ -224,6 +224,17 @@ state += [0, 0]
 """
 
 
+def test_trace_of_a_script_that_calls_two_functions_together(tmp_path: Path) -> None:
+    """What runs them is scheduled, too, and none of the script's."""
+    (tmp_path / "both.py").write_text(
+        "import jax.numpy as jnp\nimport dynaflow_xla as dfx\n"
+        "both = dfx.together(jnp.sin, jnp.cos, names=('s', 'c'))\n"
+        "both(jnp.arange(30.0), jnp.arange(30.0))\n"
+    )
+    (call,) = trace.of_script(tmp_path / "both.py", [])
+    assert call.name == "s_and_c"
+
+
 def test_trace_of_a_script_whose_arguments_are_gone(tmp_path: Path) -> None:
     """Donated, or changed in place after the call; a function that fails leaves the others."""
     (tmp_path / "aside").mkdir()

@@ -408,7 +408,7 @@ def _one(
         blame = error.origin or made_by
         reason = "sorts the batch, and the result is in that order" if error.origin else str(error)
         state = Mixed(Obstacle("mixed", blame.op, reason, blame.source, blame.scope))
-    wanted = _wanted(question, role, state)
+    wanted = _wanted(question, number, role, state)
     if isinstance(state, Unknown):
         return _unproven(question, number, role, state, shapes_)
     kept = role in ("passed", "saved", "written", "updated")  # whole, and no matter of out_axes
@@ -459,7 +459,15 @@ def _unproven(
     return OutputProof(number, state, None, "unproven", state.finding), spec
 
 
-def _wanted(question: Question, role: str, state: State) -> Any:
+def _said(question: Question, number: int) -> Any:
+    """What the user's ``out_axes`` say of one result; where they are not one for each, what comes first."""
+    declared = _declared(question.out_axes)
+    if len(declared) == question.roles.count("result"):
+        return declared[question.roles[:number].count("result")]
+    return declared[0] if declared else 0
+
+
+def _wanted(question: Question, number: int, role: str, state: State) -> Any:
     """How an output of this state is to be put together, as far as the user leaves it open."""
     declared = _declared(question.out_axes)
     if isinstance(state, Rows):
@@ -474,9 +482,10 @@ def _wanted(question: Question, role: str, state: State) -> Any:
         return possible[0] if possible else None
     if isinstance(state, Partial) and role == "result":
         totals = [a for a in declared if isinstance(a, Sum | Mean)]
-        return next((a for a in totals if a in mergers(state)), totals[0] if totals else 0)
+        said = totals[0] if totals else _said(question, number)
+        return next((a for a in totals if a in mergers(state)), said)
     if isinstance(state, Late) and role == "result":
-        return next((a for a in declared if a in mergers(state)), declared[0] if declared else 0)
+        return next((a for a in declared if a in mergers(state)), _said(question, number))
     if isinstance(state, Same) and is_plain_same(state):
         return None
     return 0 if role == "result" else None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
-from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs, failures
+from dynaflow_xla.frontends.torch._compat import aot, complex_views, dynamo_graphs, failures
 from dynaflow_xla.frontends.torch.backend import Backend, BySizes, Entry
 from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.capture import costs, functions, lazy, marks
@@ -253,7 +253,10 @@ class CapturedGraphs:
                 self.changes.found(effects.written_outside(graph.sources))
                 graph.forward = made
             updates = aot.early_updates(gm) if kind == "forward" else []
-            return aot.boxed(running.Runner(made, updates))
+            run: Callable[[list[Any]], Any] = running.Runner(made, updates)
+            if kind != "backward" and self._own_memory() and (places := complex_views.numbers(gm)):
+                run = complex_views.Based(run, places)
+            return aot.boxed(run)
 
         return compile_graph
 

@@ -88,7 +88,9 @@ def told(tell: Callable[[str], None], runner: types.CodeType) -> Iterator[None]:
             return
         code = frame.f_code
         freeing = code.co_name == "__del__" or code.co_filename in _WEAK or id(code) in collected
-        imports = code.co_filename.startswith(_IMPORTS)  # what a module does happens once in any case
+        imports = code.co_filename.startswith(
+            _IMPORTS
+        )  # what a module does happens once in any case
         if event == "call" and (code is runner or freeing or imports):
             inside = frame
         elif event == "call" and _may_have_effects(code, frame.f_back):
@@ -146,7 +148,7 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
 
 
 def _is_users(code: types.CodeType) -> bool:
-    """Whether it is neither PyTorch's, nor Python's, nor ours; or a layer of PyTorch's, which may have state."""
+    """Whether it is neither PyTorch's, nor Python's, nor ours; or a layer of PyTorch's: it may have state."""
     if code.co_name.startswith("torch_dynamo_resume_in"):
         return True
     file = code.co_filename

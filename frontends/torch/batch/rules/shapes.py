@@ -81,6 +81,15 @@ def _copy(site: Site) -> State:
     return Rows(rows.axis, 1, rows.inner, state.power, state.fill)
 
 
+@rule("as_strided", "as_strided_copy", "as_strided_scatter")
+def _as_strided(site: Site) -> State:
+    """Of values without rows: nano-batches have them in the same shape and strides, parts of totals."""
+    states = site.states("self", *(["src"] if "src" in site.args else []))
+    if not all(isinstance(state, Partial | Same) for state in states):
+        raise NoRule("takes rows of the batch by their places in memory")
+    return linear(states) if len(states) > 1 else states[0]
+
+
 def _moved(site: Site, order: Sequence[int]) -> State:
     state = site.state(site.args["self"])
     if isinstance(state, Rows | Position):

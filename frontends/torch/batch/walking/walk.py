@@ -301,12 +301,12 @@ class Walker:
             made = self._made(site, read)
             site.check_numbers()
         except (Refuse, NoRule) as error:
-            late = None
-            if (
-                fixed_shapes and self.joiner is None
-            ):  # else totals are complete where they are needed
-                late = self._late(op, read, wanted)
-            return [late or failed(site, error)] * len(wanted)
+            late = self._late(op, read, wanted) if fixed_shapes else None
+            if late is not None and self.joiner is None:
+                return [late] * len(wanted)
+            if late is not None and isinstance(error, NoRule):  # whatever it does, it may do later
+                error = Refuse("needs a total over the batch, before it is complete", late.origin)
+            return [failed(site, error)] * len(wanted)
         except Exception as error:
             broken = BrokenRule(op.kind, op.source, error)
             if not self.lenient:

@@ -276,3 +276,37 @@ def test_reshapes_by_strides_and_masks_are_no_joins(sizes: Any) -> None:
                 [found.detach(), mine.grad, *(p.grad.clone() for p in module.parameters())]
             )
         torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-5)
+
+
+def _covariance(w: Any, x: Any) -> Any:
+    h = x @ w
+    return (h - h.mean(0)).T @ (h - h.mean(0)) / (len(x) - 1)
+
+
+OF_TOTALS = {
+    "diagonal": lambda c: c.fill_diagonal_(0).square(),
+    "beside the diagonal": lambda c: c.flatten()[:-1].view(5, 7)[:, 1:].square(),
+    "strided": lambda c: c.as_strided((2, 3), (6, 2)) * c.sum(),
+    "no rule": torch.matrix_exp,
+    "eigenvalues": torch.linalg.eigvalsh,
+    "rotated": lambda c: c.roll(1, 0) * c,
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("name", OF_TOTALS)
+def test_whatever_is_done_to_totals(name: str, sizes: Any) -> None:
+    """Operators without a rule wait for the totals, in the backward as in the forward."""
+
+    def loss(w: Any, x: Any) -> Any:
+        return OF_TOTALS[name](_covariance(w, x)).sum()
+
+    fast = dfx.schedule(loss, dfx.NanoBatch(sizes), in_axes=(None, 0), out_axes=None)
+    x = torch.randn(12, 6)
+    given = torch.randn(6, 6)
+    mine, theirs = (given.clone().requires_grad_() for _ in range(2))
+    got, want = fast(mine, x), loss(theirs, x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    got.backward()
+    want.backward()
+    torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-3)

@@ -281,3 +281,11 @@ def test_positions_that_the_original_does_not_take() -> None:
     for call in (take, split(take)):
         with pytest.raises(RuntimeError, match="dtype of indices should be Long but got Int"):
             call(x, at)
+
+
+def test_a_refused_total_names_what_was_given_for_it() -> None:
+    fast = dfx.schedule(
+        lambda x: (x * 2, x.mean(0)), dfx.NanoBatch(2), in_axes=0, out_axes=(0, None)
+    )
+    with pytest.raises(SeparabilityError, match=r"cannot be merged by out_axes=None \(output 1\)"):
+        fast(torch.randn(B, 5))
