@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+from jax.extend import core as jcore
 
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import sharding
@@ -18,7 +20,10 @@ Place = Callable[[Any], Any]
 def called(program: Callable[..., Sequence[Any]], jaxpr: Any, ins: Sequence[Any]) -> list[Any]:
     """A flat program of a function, its arguments in the device's memory, its results where they belong."""
     there = [_compat.to_memory(x, host=False) if _lies_in_host(x) else x for x in ins]
-    placed = zip(of_results(jaxpr), program(*there), strict=True)
+    places = of_results(jaxpr)
+    if places and not any(places) and (where := _named_within(jaxpr)) is not None:
+        places[0] = where
+    placed = zip(places, program(*there), strict=True)
     return [out if place is None else place(out) for place, out in placed]
 
 
@@ -52,6 +57,32 @@ def of_results(jaxpr: Any) -> list[Place | None]:
         return inside[id(eqn)][number]
 
     return list(map(place, jaxpr.outvars))
+
+
+def _named_within(jaxpr: Any) -> Place | None:
+    """What puts any result where all lie, if an operator inside names that; None: none does.
+
+    JAX then takes the function for one of that device, or of that mesh, whoever reads the operator's result.
+    """
+    found = list(_places_within(jaxpr))
+    for where in sorted(found, key=lambda where: isinstance(where, jax.Device)):
+        mesh = getattr(where, "mesh", None)
+        if mesh is None:
+            return partial(jax.device_put, device=where)
+        if isinstance(mesh, jax.sharding.Mesh) and mesh.size == 1:
+            everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+            return partial(jax.lax.with_sharding_constraint, shardings=everywhere)
+    return None
+
+
+def _places_within(jaxpr: Any) -> Iterator[Any]:
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if sharding.changes_nothing(eqn):
+            yield from sharding.given(eqn)
+        elif eqn.primitive.name == "shard_map":
+            yield jax.sharding.NamedSharding(eqn.params["mesh"], jax.sharding.PartitionSpec())
+        for inner in jcore.jaxprs_in_params(eqn.params):
+            yield from _places_within(inner)
 
 
 def _of_operator(eqn: Any, number: int) -> Place | None:

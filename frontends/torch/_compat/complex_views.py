@@ -24,7 +24,7 @@ def numbers(gm: Any) -> dict[int, bool]:
         return {}
     inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     (output,) = gm.graph.find_nodes(op="output")
-    values = [getattr(node, "meta", {}).get("val") for node in output.args[0]]
+    values: list[Any] = [getattr(node, "meta", {}).get("val") for node in output.args[0]]
     users: dict[int, int] = {}
     bases: list[Any] = []
     for place, described in enumerate(aot.output_descriptions(gm)):
@@ -34,9 +34,12 @@ def numbers(gm: Any) -> dict[int, bool]:
             bases.append(values[place])
     found = {}
     for number, info in enumerate(context.fw_metadata.output_info):
-        place = users.get(number)
-        if place is None or info.base_idx is None or not _is_complex(values[place]):
+        if number not in users or info.base_idx is None:
             continue
+        place = users[number]
+        if not _is_complex(values[place]):
+            continue
+        base: Any
         if info.output_type.name == "alias_of_input":
             base = inputs[info.base_idx]
         elif info.output_type.name == "alias_of_intermediate_base_is_user_output":

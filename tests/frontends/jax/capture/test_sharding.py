@@ -231,3 +231,32 @@ def test_results_of_nested_calls_are_looked_at_once() -> None:
     fast = dfx.schedule(step, "branches")
     for got, want in zip(fast(xs), step(xs), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+MAPPED = jax.shard_map(
+    lambda rows: jnp.sort(rows, 1), mesh=NAMED.mesh, in_specs=NAMED.spec, out_specs=NAMED.spec
+)
+WITHIN = {
+    "constraint": lambda x: (constrained(jnp.sort(x, 1), NAMED) @ x.T, jnp.sin(x)),
+    "device_put": lambda x: (jax.device_put(jnp.sort(x, 1), DEVICE) @ x.T, jnp.sin(x)),
+    "device_put a sharding": lambda x: (jax.device_put(jnp.sort(x, 1), NAMED) @ x.T, x + 1),
+    "nested": lambda x: (jax.jit(lambda y: constrained(jnp.sort(y, 1), NAMED) * 2)(x) @ x.T,),
+    "condition": lambda x: (
+        jax.lax.cond(x[0, 0] > 0, lambda y: constrained(y, NAMED) * 2, jnp.cos, x),
+    ),
+    "scan": lambda x: (scanned(x[0]) + jnp.sort(x, 0),),
+    "shard_map": lambda x: (MAPPED(x) @ x.T, jnp.sin(x)),
+    "nothing": lambda x: (jnp.sort(x, 1) @ x.T, jax.device_put(jnp.sin(x))),
+}
+
+
+@pytest.mark.parametrize("strategy", ["branches", "sequential"])
+@pytest.mark.parametrize("case", WITHIN)
+def test_results_lie_where_an_operator_inside_says(case: str, strategy: str) -> None:
+    """Whoever reads what it makes: JAX takes the whole function for one of that device."""
+    f = jax.jit(WITHIN[case])
+    x = jax.random.normal(jax.random.key(0), (16, 16))
+    for call in (dfx.schedule(f, strategy), jax.jit(dfx.schedule(f, strategy))):
+        for want, got in zip(f(x), call(x), strict=True):
+            np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-5)
+            assert (got.sharding, got.committed) == (want.sharding, want.committed)
