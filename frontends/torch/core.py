@@ -393,7 +393,7 @@ class Core(Offering):
     def _uncaptured(self, error: BaseException, args: Any, kwargs: Any) -> Any:
         """A call that cannot be captured: most often the original fails, too, and tells it better."""
         result = self.as_written(args, kwargs)
-        text = (str(error) or type(error).__name__).splitlines()[0]
+        text = failures.in_words(error)
         self._warned = True
         self.graphs.warn(f"{self.options.name!r} cannot be captured ({text}), so the original runs")
         running.leave_out(text)

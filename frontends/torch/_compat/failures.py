@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 import torch.utils._pytree
 
@@ -57,6 +59,25 @@ def unknown_tensors(error: BaseException, args: object, kwargs: object) -> list[
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     found = {type(x).__qualname__ for x in leaves if isinstance(x, torch.Tensor)}
     return sorted(found - {kind.__qualname__ for kind in plain})
+
+
+def in_words(error: BaseException) -> str:
+    """What a failed capture says, and at which line of the user's, as far as Dynamo remembers that."""
+    said = (str(error) or type(error).__name__).splitlines()[0]
+    if (
+        "fake tensor" in said
+    ):  # the class of what an operator raised: what it said stands further below
+        found = re.search(r"got (\w+\(.*\))\s*$", str(error), re.MULTILINE)
+        if found:
+            raised = re.sub(
+                r"/\S+\.(?:cpp|h):\d+: ", "", found[1]
+            )  # where that machine had PyTorch's source
+            said = f"an operator on tensors without data: {raised}"
+    frame = getattr(error, "innermost_user_frame_summary", None)
+    if frame is None:
+        stack = getattr(error, "real_stack", None) or [None]
+        frame = stack[-1]
+    return said if frame is None else f"{said}, at {frame.filename}:{frame.lineno}"
 
 
 def of_compiling(error: BaseException) -> bool:

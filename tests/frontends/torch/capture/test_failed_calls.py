@@ -89,3 +89,18 @@ def test_a_window_that_moves_over_a_buffer() -> None:
     (said,) = [w for w in told if "in a way that 9 earlier calls did not" in str(w.message)]
     assert issubclass(said.category, dfx.FallbackWarning)
     assert "in a way that 9 earlier calls did not" in dfx.explain(fast, ring, ring[12])
+
+
+def test_a_failed_capture_says_what_and_where() -> None:
+    """PyTorch draws no open sizes where a generator is named, if only as None."""
+
+    def draws(x: Any) -> Any:
+        return x + torch.randn(x.shape[0], 3, generator=None)
+
+    fast = dfx.schedule(draws, dfx.NanoBatch(2), in_axes=0)
+    with pytest.warns(dfx.FallbackWarning) as caught:
+        assert fast(torch.randn(12, 3)).shape == (12, 3)
+    (told,) = [str(one.message) for one in caught if "cannot be captured" in str(one.message)]
+    line = draws.__code__.co_firstlineno + 1
+    assert f"at {__file__}:{line}), so the original runs" in told
+    assert "SymInt" in told and ".cpp" not in told
