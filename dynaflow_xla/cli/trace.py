@@ -19,6 +19,7 @@ from dynaflow_xla import dispatch
 from dynaflow_xla.cli.console import CommandOutput
 from dynaflow_xla.cli.targets import Target, TargetError, check_folder
 from dynaflow_xla.cli.timing.bench import FRAMEWORKS
+from dynaflow_xla.combined import Together
 from dynaflow_xla.errors import checks
 
 SUFFIXES = (".html", ".json", ".pftrace", ".png", ".svg")
@@ -75,7 +76,9 @@ class _Recorded:
 
     def __init__(self, calls: dict[int, Target]) -> None:
         self.calls = calls
-        self._made: dict[int, Any] = {}  # what the script has; others are parts of that
+        self._within = (
+            threading.local()
+        )  # of a call of several functions, which calls one of its own
         self._patched: dict[type, Any] = {}
         self._names = ("schedule", "together")
 
@@ -105,16 +108,20 @@ class _Recorded:
 
     def _watch(self, fast: Any) -> Any:
         cls = type(fast)
-        self._made[id(fast)] = fast
         if cls not in self._patched:
             called = cls.__call__
             self._patched[cls] = cls.__dict__.get("__call__")
 
             def call(this: Any, *args: Any, **kwargs: Any) -> Any:
-                if id(this) in self._made and not dispatch.is_traced((args, kwargs)):
-                    name = checks.name_of(this)
-                    self.calls[id(this)] = _kept(Target(name, this, args, kwargs))
-                return called(this, *args, **kwargs)
+                if getattr(self._within, "call", False) or dispatch.is_traced((args, kwargs)):
+                    return called(this, *args, **kwargs)
+                name = checks.name_of(this)
+                self.calls[id(this)] = _kept(Target(name, this, args, kwargs))
+                self._within.call = isinstance(this, Together)
+                try:
+                    return called(this, *args, **kwargs)
+                finally:
+                    self._within.call = False
 
             cls.__call__ = call
         return fast

@@ -468,12 +468,17 @@ class Core(Offering):
         first: list[Entry] = []
         try:
             with keeping.arguments_kept(target.original, args, kwargs) as (given, keep_state):
-                ends = running.ends_in_front(target.changes)
-                with running.kept_in_front(keep_state) if front else ends:
-                    with running.Running(stop=True):
-                        target._invoke(*given)
+                in_front = (
+                    running.kept_in_front(keep_state)
+                    if front
+                    else running.ends_in_front(target.changes)
+                )
+                with in_front, running.Running(stop=True):
+                    target._invoke(*given)
         except running.FirstGraphPlanned as planned:
-            first = [] if planned.entry is None else [planned.entry]
+            first = [planned.entry]
+        except running.EndedInFront:
+            return []
         if not first or not target.breaks or target.changes.lasting(target.original):
             return first
         kept = keeping.preserved(target.original, target.changes, args, kwargs)

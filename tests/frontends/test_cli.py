@@ -235,6 +235,16 @@ def test_trace_of_a_script_that_calls_two_functions_together(tmp_path: Path) -> 
     assert call.name == "s_and_c"
 
 
+def test_trace_of_a_script_that_copies_what_it_scheduled(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "copies.py").write_text(
+        "import copy\nimport torch\nimport dynaflow_xla as dfx\n"
+        "fast = dfx.schedule(torch.nn.Linear(3, 3))\n"
+        "copy.deepcopy(fast)(torch.ones(2, 3))\n"
+    )
+    assert [call.name for call in trace.of_script(tmp_path / "copies.py", [])] == ["Linear"]
+
+
 def test_trace_of_a_script_whose_arguments_are_gone(tmp_path: Path) -> None:
     """Donated, or changed in place after the call; a function that fails leaves the others."""
     (tmp_path / "aside").mkdir()

@@ -67,11 +67,11 @@ def _named_within(jaxpr: Any) -> Place | None:
     found = list(_places_within(jaxpr))
     for where in sorted(found, key=lambda where: isinstance(where, jax.Device)):
         mesh = getattr(where, "mesh", None)
-        if mesh is None:
-            return partial(jax.device_put, device=where)
         if isinstance(mesh, jax.sharding.Mesh) and mesh.size == 1:
-            everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-            return partial(jax.lax.with_sharding_constraint, shardings=everywhere)
+            where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        elif mesh is not None:
+            continue
+        return partial(jax.device_put, device=where)
     return None
 
 

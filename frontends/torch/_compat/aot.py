@@ -337,6 +337,12 @@ def adds_where_arguments_begin() -> bool:
     return "_cdata" in getattr(getattr(made, "__code__", None), "co_names", ())
 
 
+def input_nodes(gm: Any) -> list[Any]:
+    """Inputs of AOTAutograd's graph as its ``fw_metadata`` counts them: without tokens, which come first."""
+    nodes = gm.graph.find_nodes(op="placeholder")
+    return [n for n in nodes if "Token" not in type(n.meta.get("desc")).__name__]
+
+
 def _views_of_merged(gm: Any) -> Iterator[tuple[list[Any], int, Any]]:
     """Called while a forward is compiled: results that are views of arguments which share memory.
 
@@ -346,7 +352,7 @@ def _views_of_merged(gm: Any) -> Iterator[tuple[list[Any], int, Any]]:
     context = torch._guards.TracingContext.try_get()
     if context is None or context.fw_metadata is None:
         return
-    inputs = list(gm.graph.find_nodes(op="placeholder"))
+    inputs = input_nodes(gm)
     (output,) = gm.graph.find_nodes(op="output")
     told = zip(output_descriptions(gm), output.args[0], strict=False)
     results = {

@@ -64,14 +64,11 @@ def unknown_tensors(error: BaseException, args: object, kwargs: object) -> list[
 def in_words(error: BaseException) -> str:
     """What a failed capture says, and at which line of the user's, as far as Dynamo remembers that."""
     said = (str(error) or type(error).__name__).splitlines()[0]
-    if (
-        "fake tensor" in said
-    ):  # the class of what an operator raised: what it said stands further below
+    if "fake tensor" in said:
+        # The class of what an operator raised. What it said stands below, perhaps with a line of PyTorch's.
         found = re.search(r"got (\w+\(.*\))\s*$", str(error), re.MULTILINE)
         if found:
-            raised = re.sub(
-                r"/\S+\.(?:cpp|h):\d+: ", "", found[1]
-            )  # where that machine had PyTorch's source
+            raised = re.sub(r"/\S+\.(?:cpp|h):\d+: ", "", found[1])
             said = f"an operator on tensors without data: {raised}"
     frame = getattr(error, "innermost_user_frame_summary", None)
     if frame is None:

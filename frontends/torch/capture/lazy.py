@@ -6,11 +6,13 @@ draw the same weights. So the original makes that call.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
 
@@ -48,6 +50,11 @@ def held_modules(original: Any) -> Iterator[torch.nn.Module]:
     """The module that is scheduled; of a function those that it is bound to, closes over or names."""
     if isinstance(original, torch.nn.Module):
         yield original
+        return
+    if isinstance(original, functools.partial):
+        yield from held_modules(original.func)
+        given = pytree.tree_leaves((original.args, original.keywords))
+        yield from (x for x in given if isinstance(x, torch.nn.Module))
         return
     function = getattr(original, "__func__", original)
     held = [getattr(original, "__self__", None)]

@@ -254,8 +254,8 @@ class CapturedGraphs:
                 graph.forward = made
             updates = aot.early_updates(gm) if kind == "forward" else []
             run: Callable[[list[Any]], Any] = running.Runner(made, updates)
-            if kind != "backward" and self._own_memory() and (places := complex_views.numbers(gm)):
-                run = complex_views.Based(run, places)
+            if kind != "backward" and self._own_memory() and (found := complex_views.on_real(gm)):
+                run = complex_views.Based(run, found)
             return aot.boxed(run)
 
         return compile_graph

@@ -40,14 +40,14 @@ def begin_anew() -> None:
 
 
 class FirstGraphPlanned(BaseException):
-    """Ends a call as soon as its first graph is planned; no ``Exception``, so that nobody keeps it.
-
-    Args:
-        entry: What is planned; None: the call ends in front of it.
-    """
+    """Ends a call as soon as its first graph is planned; no ``Exception``, so that nobody keeps it."""
 
     def __init__(self, entry: Any) -> None:
         self.entry = entry
+
+
+class EndedInFront(BaseException):
+    """Ends a call in front of its first graph."""
 
 
 class Running(marks.MarkWatch):
@@ -108,7 +108,7 @@ def ends_in_front(changes: effects.Changes) -> AbstractContextManager[None]:
     def in_no_graph(where: str) -> None:
         text = f"whatever the code in front of its first graph does, see {where}"
         changes.found(others=frozenset({text}))
-        raise FirstGraphPlanned(None)
+        raise EndedInFront
 
     return _in_no_graph(in_no_graph)
 

@@ -88,9 +88,8 @@ def told(tell: Callable[[str], None], runner: types.CodeType) -> Iterator[None]:
             return
         code = frame.f_code
         freeing = code.co_name == "__del__" or code.co_filename in _WEAK or id(code) in collected
-        imports = code.co_filename.startswith(
-            _IMPORTS
-        )  # what a module does happens once in any case
+        # What a module does when it is imported happens once in any case.
+        imports = code.co_filename.startswith(_IMPORTS)
         if event == "call" and (code is runner or freeing or imports):
             inside = frame
         elif event == "call" and _may_have_effects(code, frame.f_back):

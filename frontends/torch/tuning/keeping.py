@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import fakes, modes, operators
+from dynaflow_xla.frontends.torch.capture import lazy
 from dynaflow_xla.frontends.torch.capture.mutation import effects
 from dynaflow_xla.frontends.torch.capture.random.states import Generators, changed
 from dynaflow_xla.frontends.torch.tuning.copying import copies as copies, objects_copied
@@ -164,9 +165,9 @@ def called_modules_kept() -> Iterator[None]:
         tensors.put_back()
 
 
-def _modules(original: Any, args: Any, kwargs: Any) -> list[torch.nn.Module]:
-    """The scheduled module and those among the arguments, with all inside of them."""
-    leaves = (original, *pytree.tree_leaves((args, kwargs)))
+def _modules(called: Sequence[Any], args: Any, kwargs: Any) -> list[torch.nn.Module]:
+    """Those of what is called that are modules, and those among the arguments, with all inside of them."""
+    leaves = (*called, *pytree.tree_leaves((args, kwargs)))
     tops = [x for x in leaves if isinstance(x, torch.nn.Module)]
     return list({id(m): m for top in tops for m in top.modules()}.values())
 
@@ -177,9 +178,9 @@ def arguments_kept(
 ) -> Iterator[tuple[tuple[Any, Any], Callable[[], None]]]:
     """For a call up to its first graph: what Dynamo cannot follow in front of that runs.
 
-    Tensors among the arguments get their values back, modules their attributes, generators their states; what
-    else there is among the arguments is copied. Of what may be large, parameters and other tensors that
-    modules hold, values are kept only if asked for.
+    Tensors among the arguments get their values back, modules their attributes (those that a function holds,
+    too), generators their states; what else there is among the arguments is copied. Of what may be large,
+    parameters and other tensors that modules hold, values are kept only if asked for.
 
     Args:
         original: The scheduled function or module.
@@ -191,13 +192,19 @@ def arguments_kept(
         the tensors of modules, too, before anything may change them.
     """
     whole = Saved()
-    modules = _modules(original, args, kwargs)
+    modules = _modules((*lazy.held_modules(original),), args, kwargs)
     for module in modules:
         whole.whole(module)
     tensors = _Values()
 
+    kept = False
+
     @torch.compiler.disable  # it is called in the midst of what Dynamo looks at
     def keep_state() -> None:
+        nonlocal kept
+        if kept:
+            return
+        kept = True
         for module in modules:
             # Containers and all: those of parameters, buffers, and the user's own.
             tensors.save(x for x in pytree.tree_leaves(vars(module)) if _is_plain(x))
@@ -229,7 +236,7 @@ def _state_kept(
     tensors.save(_saved_places(changes.places, original, places))
     # A copy of all parameters may be more than the device has room for.
     known = set(original.modules()) if captured and isinstance(original, torch.nn.Module) else ()
-    for module in _modules(original, args, kwargs):
+    for module in _modules([original], args, kwargs):
         if module not in known:
             tensors.save(module.parameters(recurse=False))
         tensors.save(module.buffers(recurse=False))

@@ -14,7 +14,7 @@ TRANSCENDENTAL = {
 """Nanoseconds for a float32. XLA has polynomials of its own for some, and calls the C library for others."""
 
 FREE = frozenset(
-    "reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type "
+    "reshape squeeze expand_dims stop_gradient copy_p bitcast_convert_type random_wrap random_unwrap "
     "optimization_barrier".split()
 )
 

@@ -260,3 +260,20 @@ def test_results_lie_where_an_operator_inside_says(case: str, strategy: str) -> 
         for want, got in zip(f(x), call(x), strict=True):
             np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-5)
             assert (got.sharding, got.committed) == (want.sharding, want.committed)
+
+
+@pytest.mark.parametrize("axes", ["Auto", "Explicit"])
+def test_such_a_function_of_rows(axes: str) -> None:
+    """Under ``vmap``; meshes of ``make_mesh`` have explicit axes by default."""
+    kind = getattr(jax.sharding.AxisType, axes)
+    where = NamedSharding(jax.make_mesh((1,), ("i",), axis_types=(kind,)), PartitionSpec())
+
+    def f(x: Any) -> Any:
+        return jax.device_put(jnp.sort(x, 1), where) @ x.T, jnp.sin(x)
+
+    x = jax.random.normal(jax.random.key(0), (3, 8, 8))
+    for call, given in ((lambda g: g, x[0]), (jax.vmap, x)):
+        wants, gots = (call(g)(given) for g in (jax.jit(f), dfx.schedule(jax.jit(f), "branches")))
+        for want, got in zip(wants, gots, strict=True):
+            np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-5)
+            assert got.committed == want.committed

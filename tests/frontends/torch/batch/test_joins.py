@@ -284,7 +284,9 @@ def _covariance(w: Any, x: Any) -> Any:
 
 
 OF_TOTALS = {
-    "diagonal": lambda c: c.fill_diagonal_(0).square(),
+    "no diagonal": lambda c: c.fill_diagonal_(0).square(),
+    "diagonal of ones": lambda c: c.fill_diagonal_(1).square(),
+    "replaced": lambda c: c.as_strided_scatter(c[:2, :3] * 2, (2, 3), (6, 2)).square(),
     "beside the diagonal": lambda c: c.flatten()[:-1].view(5, 7)[:, 1:].square(),
     "strided": lambda c: c.as_strided((2, 3), (6, 2)) * c.sum(),
     "no rule": torch.matrix_exp,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -68,6 +69,28 @@ def test_what_cannot_be_put_back_happens_once(strategy: Any) -> None:
     for calls in (1, 2, 3):
         fast(torch.randn(6, 4))
         assert len(CALLS) == calls
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda m: m.forward,
+        lambda m: lambda x: m(x),
+        lambda m: functools.partial(torch.func.functional_call, m, {}),
+    ],
+    ids=["method", "closure", "partial"],
+)
+def test_explain_puts_back_modules_that_a_function_holds(of: Any) -> None:
+    model = Counting("buffer")
+    call = of(model)
+    fast = dfx.schedule(call, "branches")
+    x = torch.randn(6, 4)
+    given = ((x,),) if isinstance(call, functools.partial) else (x,)
+    with torch.no_grad():
+        for calls in (1, 2):
+            fast(*given)
+            dfx.explain(fast, *given)
+            assert model.seen == calls
 
 
 def test_auto_says_why_it_measures_nothing() -> None:
