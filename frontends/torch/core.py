@@ -392,13 +392,16 @@ class Core(Offering):
 
     def _uncaptured(self, error: BaseException, args: Any, kwargs: Any) -> Any:
         """A call that cannot be captured: most often the original fails, too, and tells it better."""
-        result = self.as_written(args, kwargs)
+        only_plans = running.only_plans()
+        result = None if only_plans else self.as_written(args, kwargs)
         text = failures.in_words(error)
         self._warned = True
         self.graphs.warn(f"{self.options.name!r} cannot be captured ({text}), so the original runs")
         running.leave_out(text)
         kind = call_signature.of(self.original, args, kwargs)
         self._failed[kind] = self._failed.get(kind, 0) + 1
+        if only_plans:
+            raise running.EndedInFront
         return result
 
     def _failed_often(self, args: Any, kwargs: Any) -> bool:

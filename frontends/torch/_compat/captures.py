@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,9 @@ import torch
 
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.frontends.torch._compat import modes
+
+CONVERTING = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "convert_frame.py")
+"""The file of what Dynamo does with a frame before that runs."""
 
 GRAPH, BEHIND = "__compiled_fn", "__resume"
 """How the names begin that Dynamo gives to a graph, and to a function that goes on behind a break."""

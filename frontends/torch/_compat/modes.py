@@ -1,4 +1,4 @@
-"""The state of a thread: transforms, traces, modes, and what autograd is told."""
+"""The state of a thread: transforms, traces, modes, tensors without data, and what autograd is told."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import (
+    FakeTensor as FakeTensor,
+    FakeTensorMode as FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+with_data = unset_fake_temporarily
+"""Where a capture's tensors have no data, those made inside have some."""
 
 DispatchMode = TorchDispatchMode
 """What sees every operator that its thread calls while it is open."""

@@ -14,7 +14,7 @@ import torch
 
 from dynaflow_xla.batch.states import Obstacle
 from dynaflow_xla.frontends.torch._compat import failures
-from dynaflow_xla.frontends.torch._compat.fakes import FakeTensorMode
+from dynaflow_xla.frontends.torch._compat.modes import FakeTensorMode
 from dynaflow_xla.frontends.torch.capture.captured import Payload, Ref
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, Sized, StridedLayout
 from dynaflow_xla.ir.graph import Operator

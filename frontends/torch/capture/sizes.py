@@ -10,7 +10,7 @@ import torch
 
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import operators
-from dynaflow_xla.frontends.torch._compat.fakes import FakeTensorMode
+from dynaflow_xla.frontends.torch._compat.modes import FakeTensorMode
 from dynaflow_xla.frontends.torch.capture import costs
 from dynaflow_xla.frontends.torch.capture.captured import Captured, Payload, Ref
 from dynaflow_xla.ir.graph import Graph, Operator

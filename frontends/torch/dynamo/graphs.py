@@ -23,7 +23,7 @@ from dynaflow_xla.frontends.torch.capture.context import graph_name
 from dynaflow_xla.frontends.torch.capture.mutation import effects, overlap
 from dynaflow_xla.frontends.torch.capture.names import is_internal, user_name
 from dynaflow_xla.frontends.torch.capture.random import draws
-from dynaflow_xla.frontends.torch.dynamo import counters, running
+from dynaflow_xla.frontends.torch.dynamo import counters, running, uncaptured
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES
 from dynaflow_xla.frontends.torch.rewrite import interpolation, recurrent, taking as taking
 from dynaflow_xla.frontends.torch.signature import hooked, open_batch, second_derivatives
@@ -136,7 +136,8 @@ class CapturedGraphs:
         level, frame = 1, sys._getframe()
         while frame.f_back is not None and is_internal(frame.f_code.co_filename):
             level, frame = level + 1, frame.f_back
-        telling.fallback(note, stacklevel=level)
+        with uncaptured.not_told():  # whoever handles warnings is no part of the call
+            telling.fallback(note, stacklevel=level)
 
     def __call__(self, gm: Any, example_inputs: Any) -> Callable[..., Any]:
         """What runs in the place of a graph of Dynamo's."""

@@ -88,9 +88,9 @@ def told(tell: Callable[[str], None], runner: types.CodeType) -> Iterator[None]:
             return
         code = frame.f_code
         freeing = code.co_name == "__del__" or code.co_filename in _WEAK or id(code) in collected
-        # What a module does when it is imported happens once in any case.
-        imports = code.co_filename.startswith(_IMPORTS)
-        if event == "call" and (code is runner or freeing or imports):
+        # What a module does when it is imported happens once in any case; Dynamo's work is told apart.
+        beside = code.co_filename.startswith(_IMPORTS) or code.co_filename == captures.CONVERTING
+        if event == "call" and (code is runner or freeing or beside):
             inside = frame
         elif event == "call" and _may_have_effects(code, frame.f_back):
             tell(f"{code.co_filename}:{frame.f_lineno}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from dynaflow_xla.frontends.torch._compat.fakes import with_data
+from dynaflow_xla.frontends.torch._compat.modes import with_data
 from dynaflow_xla.frontends.torch.capture import context as contexts
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.native import first_run, native

@@ -12,7 +12,7 @@ from dynaflow_xla.batch.expansion import expand
 from dynaflow_xla.batch.expansion.specs import PARTS, WHOLE, OutSpec, Parts, RegionOrigin
 from dynaflow_xla.batch.states import State, plainly_same
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.torch._compat.fakes import with_data
+from dynaflow_xla.frontends.torch._compat.modes import with_data
 from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.batch.nano import NanoBatches
 from dynaflow_xla.frontends.torch.capture.captured import Captured, JoinedLayout, Payload, Ref

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import DynaflowError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import modes, operators
-from dynaflow_xla.frontends.torch._compat.fakes import FakeTensor, FakeTensorMode
+from dynaflow_xla.frontends.torch._compat.modes import FakeTensor, FakeTensorMode
 from dynaflow_xla.frontends.torch.on_xla import aten_table, torchax_table
 
 DTYPES = {

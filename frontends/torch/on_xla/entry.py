@@ -25,7 +25,7 @@ from dynaflow_xla.frontends.jax.capture.tracing import Capturing
 from dynaflow_xla.frontends.jax.lanes.entry import build_stages
 from dynaflow_xla.frontends.jax.signature import entry as jax_entry
 from dynaflow_xla.frontends.jax.xla.xla_backend import XlaEntry as XlaPlan
-from dynaflow_xla.frontends.torch._compat.fakes import FakeTensorMode, with_data
+from dynaflow_xla.frontends.torch._compat.modes import FakeTensorMode, with_data
 from dynaflow_xla.frontends.torch.capture.capture import CAPTURE_OPTIONS, capture
 from dynaflow_xla.frontends.torch.capture.captured import Captured
 from dynaflow_xla.frontends.torch.capture.for_sizes import ForSizes, boxed

@@ -25,7 +25,7 @@ from dynaflow_xla.errors import (
     UnsupportedError,
 )
 from dynaflow_xla.frontends.torch._compat import modes
-from dynaflow_xla.frontends.torch._compat.fakes import with_data
+from dynaflow_xla.frontends.torch._compat.modes import with_data
 from dynaflow_xla.frontends.torch.backend import Backend, Entry
 from dynaflow_xla.frontends.torch.batch import (
     drawn,

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import DynaflowError, PlanError, SeparabilityError, UnsupportedError
 from dynaflow_xla.frontends.torch._compat import aot, dynamo_graphs
-from dynaflow_xla.frontends.torch._compat.fakes import with_data
+from dynaflow_xla.frontends.torch._compat.modes import with_data
 from dynaflow_xla.frontends.torch.backend import Backend
 from dynaflow_xla.frontends.torch.batch import axes, mean_losses
 from dynaflow_xla.frontends.torch.capture.capture import capture

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dynaflow_xla.errors import UnsupportedError
-from dynaflow_xla.frontends.torch._compat import fakes, modes, operators
+from dynaflow_xla.frontends.torch._compat import modes, operators
 from dynaflow_xla.frontends.torch.capture import lazy
 from dynaflow_xla.frontends.torch.capture.mutation import effects
 from dynaflow_xla.frontends.torch.capture.random.states import Generators, changed
@@ -69,7 +69,7 @@ class _Value:
         """
         if self.tensor.layout != torch.strided or self.tensor.is_meta:
             return False
-        if isinstance(self.tensor, fakes.FakeTensor):
+        if isinstance(self.tensor, modes.FakeTensor):
             return False
         try:
             return not torch.equal(self.tensor, self.value)

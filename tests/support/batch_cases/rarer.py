@@ -121,5 +121,22 @@ ROWS: list[Row] = [
         (Operand((2, 4, 4, 3)), Operand((2, 3, 4))),
         torch={"diagonal_scatter": lambda t, x, y: t.diagonal_scatter.default(x, y, 0, 1, 2)},
     ),
+    Row(
+        "by places in memory",
+        (Operand((4, 3)),),
+        torch={
+            "as_strided": lambda t, x: t.as_strided.default(x, (2, 3), (3, 1), 1),
+            "as_strided_copy": lambda t, x: t.as_strided_copy.default(x, (3, 2), (1, 3)),
+        },
+    ),
+    Row(
+        "replaced by places in memory",
+        (Operand((4, 3)), Operand((2, 3))),
+        torch={
+            "as_strided_scatter": lambda t, x, y: t.as_strided_scatter.default(
+                x, y, (2, 3), (6, 1), 3
+            )
+        },
+    ),
     Row("all elements made 0", (X,), torch=aten("zero")),
 ]

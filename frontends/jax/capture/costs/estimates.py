@@ -94,7 +94,7 @@ SCHEDULED = frozenset(["dfx_call", "dfx_program", "dfx_jvp", "dfx_linear"])
 
 OUTER_CALLS = SCHEDULED | {"shard_map", "xla_pmap", "device_put"}
 
-Leaf = Callable[[Any, str, dict[str, Any], steps.Loop | None], Work]
+Leaf = Callable[[Any, str, dict[str, Any], steps.InLoop | None], Work]
 """The work of one operator without jaxprs; in which loop's step it is, if in one."""
 
 
@@ -150,7 +150,7 @@ def _steps(
     return made, [read(atom) for atom in jaxpr.outvars]
 
 
-def _inner(jaxpr: Any, leaf: Leaf, loop: steps.Loop | None = None) -> Work:
+def _inner(jaxpr: Any, leaf: Leaf, loop: steps.InLoop | None = None) -> Work:
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     found, results = _steps(jaxpr, jaxpr.invars)
     works = [_walk(eqn, leaf, loop) for eqn, _ in found]
@@ -188,7 +188,7 @@ def original_ns(jaxpr: Any, cores: int) -> float:
 def elements_in_steps(jaxpr: Any) -> Spread:
     """What the steps of a function's ``scan`` and ``while`` share out of their own loops over elements."""
 
-    def elements(eqn: Any, name: str, params: dict[str, Any], loop: steps.Loop | None) -> Work:
+    def elements(eqn: Any, name: str, params: dict[str, Any], loop: steps.InLoop | None) -> Work:
         return _spreading(eqn, name, params, loop) if name not in PRODUCTS else Work()
 
     def in_loops(jaxpr: Any) -> Iterator[Work]:
@@ -202,7 +202,9 @@ def elements_in_steps(jaxpr: Any) -> Spread:
     return work.together(in_loops(jaxpr)).spread
 
 
-def _spreading(eqn: Any, name: str, params: dict[str, Any], loop: steps.Loop | None = None) -> Work:
+def _spreading(
+    eqn: Any, name: str, params: dict[str, Any], loop: steps.InLoop | None = None
+) -> Work:
     """The work of one operator, and what of it XLA:CPU gives to all threads."""
     made = _primitive(eqn, name, params)
     kind: machine.Kind = "elements"
@@ -336,7 +338,7 @@ handed out at all: ``regions.handed_out``.)"""
 
 
 def _step(parts: Sequence[Any], leaf: Leaf) -> Work:
-    loop = steps.Loop.of(parts)
+    loop = steps.InLoop.of(parts)
     made = work.together(_inner(part, leaf, loop) for part in parts)
     made = made._replace(ns=made.ns + steps.TURN_NS)
     if any(has_products(part) for part in parts):
@@ -353,7 +355,7 @@ def has_products(jaxpr: Any) -> bool:
     )
 
 
-def _walk(eqn: Any, leaf: Leaf, loop: steps.Loop | None = None) -> Work:
+def _walk(eqn: Any, leaf: Leaf, loop: steps.InLoop | None = None) -> Work:
     name = eqn.primitive.name
     params = eqn.params
     if name == "scan":

@@ -51,7 +51,7 @@ _MOVES = frozenset(
 )
 
 
-class Loop(NamedTuple):
+class InLoop(NamedTuple):
     """The loop in whose step an operator is.
 
     Attributes:
@@ -61,9 +61,9 @@ class Loop(NamedTuple):
     small: bool
 
     @staticmethod
-    def of(parts: Sequence[Any]) -> Loop:
+    def of(parts: Sequence[Any]) -> InLoop:
         """Of the loop with these jaxprs: a body, and perhaps a condition."""
-        return Loop(sum(map(_touched, parts)) <= SMALL_BYTES)
+        return InLoop(sum(map(_touched, parts)) <= SMALL_BYTES)
 
 
 def _touched(jaxpr: Any) -> int:
@@ -176,5 +176,5 @@ def rows_ns(params: Mapping[str, Any]) -> float:
     consts, carried = _compat.scan_counts(params)
     jaxpr = params["jaxpr"].jaxpr
     rows = [*jaxpr.invars[consts + carried :], *jaxpr.outvars[carried:]]
-    each = _SMALL_OP_NS if Loop.of([jaxpr]).small else _LOOP_NS
+    each = _SMALL_OP_NS if InLoop.of([jaxpr]).small else _LOOP_NS
     return each * len(rows) + 2 * _bytes(rows) / BYTES_PER_NS[0]

@@ -31,7 +31,7 @@ def loop(body: Callable[..., Any], carried: Any) -> float:
 def is_small(body: Callable[..., Any], carried: Any) -> bool:
     jaxpr = jax.make_jaxpr(lambda c: lax.fori_loop(0, STEPS, body, c))(carried)
     (eqn,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
-    return steps.Loop.of([eqn.params["jaxpr"]]).small
+    return steps.InLoop.of([eqn.params["jaxpr"]]).small
 
 
 def test_a_loop_of_scalars_is_compiled_as_one_function() -> None:

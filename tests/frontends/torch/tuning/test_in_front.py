@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from typing import Any
 
 import pytest
@@ -123,3 +124,16 @@ def test_swa_statistics() -> None:
     torch.optim.swa_utils.update_bn(data, dfx.schedule(averaged))
     torch.optim.swa_utils.update_bn(data, original)
     torch.testing.assert_close(averaged.state_dict(), original.state_dict())
+
+
+def test_what_is_told_of_a_capture_is_no_code_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of warnings of the user's runs in the midst of it."""
+    told: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: told.append(str(message)))
+    x = torch.nested.nested_tensor([torch.randn(n, 4) for n in (3, 5)], layout=torch.jagged)
+    fast = dfx.schedule(nn.Linear(4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        fast(x)
+    assert [text for text in told if "nested tensor" in text]
+    assert "in front" not in dfx.explain(fast, x)
