@@ -76,9 +76,8 @@ class _Recorded:
 
     def __init__(self, calls: dict[int, Target]) -> None:
         self.calls = calls
-        self._within = (
-            threading.local()
-        )  # of a call of several functions, which calls one of its own
+        # Whether in a call of several functions, which calls a scheduled one of its own.
+        self._within = threading.local()
         self._patched: dict[type, Any] = {}
         self._names = ("schedule", "together")
 

@@ -392,16 +392,15 @@ class Core(Offering):
 
     def _uncaptured(self, error: BaseException, args: Any, kwargs: Any) -> Any:
         """A call that cannot be captured: most often the original fails, too, and tells it better."""
-        only_plans = running.only_plans()
-        result = None if only_plans else self.as_written(args, kwargs)
+        if running.only_plans():
+            raise running.Uncaptured(error)
+        result = self.as_written(args, kwargs)
         text = failures.in_words(error)
         self._warned = True
         self.graphs.warn(f"{self.options.name!r} cannot be captured ({text}), so the original runs")
         running.leave_out(text)
         kind = call_signature.of(self.original, args, kwargs)
         self._failed[kind] = self._failed.get(kind, 0) + 1
-        if only_plans:
-            raise running.EndedInFront
         return result
 
     def _failed_often(self, args: Any, kwargs: Any) -> bool:
@@ -476,8 +475,12 @@ class Core(Offering):
                     if front
                     else running.ends_in_front(target.changes)
                 )
-                with in_front, running.Running(stop=True):
-                    target._invoke(*given)
+                try:
+                    with in_front, running.Running(stop=True):
+                        target._invoke(*given)
+                except running.Uncaptured as failed:
+                    keep_state()
+                    target._uncaptured(failed.error, *given)
         except running.FirstGraphPlanned as planned:
             first = [planned.entry]
         except running.EndedInFront:

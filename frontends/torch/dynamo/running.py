@@ -50,6 +50,17 @@ class EndedInFront(BaseException):
     """Ends a call in front of its first graph."""
 
 
+class Uncaptured(BaseException):
+    """Ends a call that cannot be captured, where only planning is wanted.
+
+    Args:
+        error: Why not.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
 class Running(marks.MarkWatch):
     """Context of a scheduled call: collects the entries that it runs, or stops at the first.
 

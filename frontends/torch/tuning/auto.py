@@ -136,14 +136,14 @@ def _choose(
     capture_s = budget.clock() - began
     spending.original(capture_s)  # under every strategy there is one
     changed = core.changes.lasting(core.original)
-    if not entries and not changed:
-        return as_it_is("no graph could be captured")
     if changed:
         named = [core.options.name if name == "itself" else name for name in changed]
         return as_it_is(
             f"a call changes what can neither be copied nor put back ({', '.join(named)}): it is not "
             "measured",
         )
+    if not entries:
+        return as_it_is("no graph could be captured")
     if outer := sorted({op.kind for e in entries for op in e.captured.graph.ops if op.outer}):
         return as_it_is(f"the graph communicates ({', '.join(outer)}): it is not measured")
     if found := own.names_in(entries):

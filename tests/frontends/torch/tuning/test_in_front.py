@@ -137,3 +137,16 @@ def test_what_is_told_of_a_capture_is_no_code_in_front(monkeypatch: pytest.Monke
         fast(x)
     assert [text for text in told if "nested tensor" in text]
     assert "in front" not in dfx.explain(fast, x)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
+def test_what_the_original_refuses_is_told_by_it_alone(strategy: Any) -> None:
+    """In calls and in ``explain``; the next call is right."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    fast, x = dfx.schedule(model, strategy), torch.randn(4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for asked in (fast, lambda y: dfx.explain(fast, y), fast):
+            with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+                asked(torch.randn(4, 7))
+        torch.testing.assert_close(fast(x), model(x))
