@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Literal, Self
 
 import msgspec
 
-from dynaflow_xla.errors import PlanError, bad_argument
+from dynaflow_xla.errors import PlanError, bad_argument, checks
 from dynaflow_xla.timelines.spans import Bound, Span, us
 
 TIMELINE_VERSION = 1
@@ -38,18 +39,36 @@ class Run(msgspec.Struct, frozen=True):
         return str(self.meta.get("name", ""))
 
     def busy_ns(self, lane: int) -> int:
-        """Time a lane spent in regions."""
-        return sum(s.duration_ns for s in self.spans if s.lane == lane and s.kind == "launch")
+        """Time a lane spent in regions; -1 is the outer program.
+
+        Raises:
+            PlanError: there is no such lane.
+        """
+        return sum(s.duration_ns for s in self._launched(lane))
 
     def overlap_ns(self, a: int, b: int) -> int:
-        """Time during which lanes ``a`` and ``b`` both ran regions."""
-        first = [s for s in self.spans if s.lane == a and s.kind == "launch"]
-        second = [s for s in self.spans if s.lane == b and s.kind == "launch"]
+        """Time during which lanes ``a`` and ``b`` both ran regions; -1 is the outer program.
+
+        Raises:
+            PlanError: there is no such lane.
+        """
+        second = self._launched(b)
         return sum(
             max(0, min(s.end_ns, t.end_ns) - max(s.start_ns, t.start_ns))
-            for s in first
+            for s in self._launched(a)
             for t in second
         )
+
+    def _launched(self, lane: int) -> list[Span]:
+        """Spans of a lane's regions."""
+        number = checks.integer(lane)
+        if number is None or not -1 <= number < self.lanes:
+            raise bad_argument(
+                lane,
+                Integral,
+                f"lane must be a number from 0 to {self.lanes - 1} (-1: the outer program); got {lane!r}",
+            )
+        return [s for s in self.spans if s.lane == number and s.kind == "launch"]
 
     def concurrent_ns(self) -> int:
         """Time during which two or more lanes ran regions."""

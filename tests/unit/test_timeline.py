@@ -138,6 +138,19 @@ def test_busy_overlap_and_concurrency() -> None:
     three = [launch(lane, "x", 0, 10 + lane, lane) for lane in range(3)]
     assert complete("predicted", three, 3, {}).concurrent_ns() == 11
     assert timeline.region_ns() == {0: 100, 1: 300, 2: 60}
+    assert timeline.busy_ns(-1) == 0  # no operator is in the outer program
+
+
+@pytest.mark.parametrize(("lane", "error"), [
+    (2, PlanError), (-2, PlanError), ("0", TypeError), (1.5, TypeError), (True, TypeError),
+])  # fmt: skip
+def test_lanes_that_a_timeline_does_not_have(lane: Any, error: type[Exception]) -> None:
+    timeline = two_lanes()
+    for ask in (timeline.busy_ns, lambda n: timeline.overlap_ns(0, n)):
+        with pytest.raises(
+            error, match=r"lane must be a number from 0 to 1 \(-1: the outer program\)"
+        ):
+            ask(lane)
     nano = [launch(0, "x", 0, 10, 0), launch(0, "x", 10, 40, 0, nano=1)]
     assert complete("measured", nano, 1, {}).region_ns() == {0: 20}
 
