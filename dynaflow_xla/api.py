@@ -105,7 +105,9 @@ def schedule(
         check: Where it could not be proved that a split keeps the values, compare on the first call.
 
     Returns:
-        The scheduled callable; ``.original`` is the original.
+        The scheduled callable; ``.original`` is the original. A plain function of JAX is treated as under
+        ``jax.jit``, and ``.original`` is that: what it reads from outside of its arguments (globals,
+        attributes, closures) is read when it is traced, until ``.clear_cache()``; ``verify`` looks again.
 
     Raises:
         PlanError: an argument of ``schedule`` is out of range.
@@ -468,8 +470,14 @@ def stats(reset: bool = False) -> Stats:
 
     Returns:
         A dataclass of integers (``str(stats)``: a line each).
+
+    Raises:
+        PlanError: ``reset`` is neither True nor False.
     """
-    return _stats(reset)
+    begun = checks.truth(reset)
+    if begun is None:
+        raise PlanTypeError(f"reset must be True or False; got {reset!r}")
+    return _stats(begun)
 
 
 def tune(fast: Any, /, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:

@@ -107,6 +107,10 @@ def framework_of(fn: Any, settings: Settings) -> str:
         raise UnsupportedError(
             f"backend={settings.backend!r} cannot run a jax.jit function; leave it out"
         )
+    if not is_torch and not callable(fn):
+        raise UnsupportedTypeError(
+            f"schedule takes a function, a jax.jit function or a model; got {type(fn).__name__}"
+        )
     if is_torch or only == "torch":
         return "torch"
     if is_jax or torch is None or only == "jax":
@@ -115,10 +119,6 @@ def framework_of(fn: Any, settings: Settings) -> str:
         return "torch"
     else:
         found = "either"
-    if not callable(fn):
-        raise UnsupportedTypeError(
-            f"schedule takes a function, a jax.jit function or a model; got {type(fn).__name__}"
-        )
     return found
 
 

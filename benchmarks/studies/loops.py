@@ -7,8 +7,6 @@ Small steps matter most: what one operator of them is thought to take, a loop ta
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,19 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
 
 import jax
 import jax.numpy as jnp
-from common import environment, measure, records
+from common import estimated
+from common.estimated import Case, normal
 from jax import lax
-from rich.console import Console
-from rich.table import Table
-
-import dynaflow_xla as dfx
-
-Case = tuple[str, Any, tuple[Any, ...]]
-
-
-def normal(*shape: int) -> jax.Array:
-    """Random numbers, the same for a shape."""
-    return jax.random.normal(jax.random.key(sum(shape)), shape)
 
 
 def repeated(times: int, step: Any) -> Any:
@@ -167,52 +155,5 @@ def loops() -> Iterator[Case]:
     yield "attention 4 x 64", repeated(200, attending), (normal(4, 32), normal(64, 32))
 
 
-def measured(case: Case, rounds: int) -> dict[str, Any]:
-    """Estimate and times of one case, in microseconds."""
-    name, f, args = case
-    pg = dfx.graph(dfx.schedule(f, "sequential"), *args)
-    estimated = sum(region.cost_ns for region in pg.regions) / 1e3
-    runs = {"one thread": measure.one_thread(f, args)}
-    made = measure.timed(runs, {}, rounds)
-    took = 1e3 * statistics.median(made["samples_ms"]["one thread"])
-    return {
-        "case": name,
-        "estimated_us": estimated,
-        "took_us": took,
-        "ratio": estimated / took,
-        **made,
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", default="", help="comma-separated beginnings of names")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    only = tuple(args.only.split(","))
-    stamp = environment.stamp()
-    console = Console()
-    table = Table("loop", "estimated us", "took us", "ratio")
-    cases = []
-    for case in loops():
-        if not case[0].startswith(only):
-            continue
-        cases.append(measured(case, args.rounds))
-        made = cases[-1]
-        row = (f"{made[key]:.4g}" for key in ("estimated_us", "took_us", "ratio"))
-        table.add_row(made["case"], *row)
-        console.print(made["case"], f"{made['ratio']:.2f}", style="dim")
-    console.print(table)
-    ratios = sorted(made["ratio"] for made in cases)
-    within = sum(0.5 <= ratio <= 2 for ratio in ratios)
-    console.print(
-        f"{within} of {len(ratios)} estimates are within a factor of two of what was measured"
-    )
-    if args.out:
-        record = {"format": 1, "benchmark": "loops", "environment": stamp, "cases": cases}
-        console.print(f"written: {records.save(record, args.out)}")
-
-
 if __name__ == "__main__":
-    main()
+    estimated.main("loops", loops(), __doc__.splitlines()[0] if __doc__ else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib.util
 import json
@@ -124,7 +125,12 @@ def command(function: Callable[..., int | None]) -> Callable[..., Any]:
             kind = type(error).__name__
             raise Failed(told(error, trace_back), kind, as_json, out.document) from None
         if as_json:
-            print_json(out.document)
+            try:
+                print_json(out.document)
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # nobody reads it any more, which click tells nobody
+                    raise
+                raise Failed(told(error, trace_back), type(error).__name__, False) from None
         click.get_current_context().exit(status or 0)
 
     return wrapped

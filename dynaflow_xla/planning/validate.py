@@ -27,6 +27,10 @@ def validate(plan: Plan, pg: PartitionedGraph) -> None:
     _Validator(plan, pg).run()
 
 
+_MOST, _MOST_BYTES = 2**31 - 1, 2**63 - 1
+"""What the engine counts with."""
+
+
 class _Validator:
     def __init__(self, plan: Plan, pg: PartitionedGraph):
         self.plan = plan
@@ -54,10 +58,15 @@ class _Validator:
         plan = self.plan
         if plan.version != PLAN_VERSION:
             raise PlanError(f"plan version must be {PLAN_VERSION}; got {plan.version}")
-        if plan.cores < 0:
-            raise PlanError(f"a plan's cores must be 0 or more; got {plan.cores}")
-        if plan.lanes < 1:
-            raise PlanError(f"a plan needs at least one lane; got {plan.lanes}")
+        for what, least, most, got in (
+            ("lanes", 1, _MOST, plan.lanes),
+            ("cores", 0, _MOST, plan.cores),
+            ("events", 0, _MOST, plan.events),
+            ("scratch_bytes", 0, _MOST_BYTES, plan.scratch_bytes),
+            ("copied_bytes", 0, _MOST_BYTES, plan.copied_bytes),
+        ):
+            if not least <= got <= most:
+                raise PlanError(f"a plan's {what} must be {least} to {most}; got {got}")
         self._buffers()
         self._instructions()
         self._cuts()
@@ -109,6 +118,13 @@ class _Validator:
                 raise PlanError(
                     f"{what} is result {buffer.index} at {buffer.offset}, which is not value "
                     f"{buffer.value}"
+                )
+            if (buffer.kind not in ("arg", "result") and buffer.index != -1) or (
+                buffer.kind in ("local", "stage") and buffer.offset != -1
+            ):
+                raise PlanError(
+                    f"{what} is neither part of an argument nor of a result; got index {buffer.index} and "
+                    f"offset {buffer.offset}"
                 )
             if buffer.kind == "scratch" and (
                 buffer.offset < 0
@@ -187,7 +203,7 @@ class _Validator:
                 )
             return
         first = widths.setdefault(launch.lane, launch.width)
-        if launch.width < 1 or launch.width != first:
+        if not 1 <= launch.width <= _MOST or launch.width != first:
             raise PlanError(
                 f"{what}: its width must be 1 or more and the same for all of lane {launch.lane} "
                 f"({first}); got {launch.width}"

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import math
 import os
+import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -386,6 +387,14 @@ def above_libraries() -> int:
             return level
         level, frame = level + 1, frame.f_back
     return 1
+
+
+def raised_at(error: BaseException) -> str:
+    """Where in the user's program an exception was raised, to follow its text; "" if in none of it."""
+    known = getattr(source_info_util, "is_user_filename", lambda name: not name.startswith("<"))
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [(f.f_code.co_filename, line) for f, line in frames if known(f.f_code.co_filename)]
+    return f", at {lines[-1][0]}:{lines[-1][1]}" if lines else ""
 
 
 def hide_frames(folder: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any, cast
+
+import jax
 
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.errors import UnsupportedError
@@ -71,6 +74,11 @@ def around(fast: Any) -> Scheduled | None:
     return Serving(fast) if hasattr(fast, "trace") else None
 
 
+def own_transfers() -> contextlib.AbstractContextManager[None]:
+    """Around what runs regions one by one: the user's ``transfer_guard`` is not for our small constants."""
+    return jax.transfer_guard("allow")  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class Serving:
     """A scheduled JAX callable, as the public functions ask it (``protocols.Scheduled``)."""
@@ -106,11 +114,13 @@ class Serving:
 
     def profile(self, args: Any, kwargs: Any) -> Timeline:
         """Of a program with time stamps."""
-        return inspect.profile(self.fast, args, kwargs)
+        with own_transfers():
+            return inspect.profile(self.fast, args, kwargs)
 
     def alone(self, args: Any, kwargs: Any, cores: int) -> Timeline | None:
         """Each region compiled on its own."""
-        return debugging.alone(self.fast, args, kwargs, cores)
+        with own_transfers():
+            return debugging.alone(self.fast, args, kwargs, cores)
 
     def timed(self, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], list[int]]:
         """On copies; refused as ``check_determinism`` is."""
@@ -119,11 +129,13 @@ class Serving:
 
     def tune(self, args: Any, kwargs: Any, budget_s: float) -> Any:
         """With regions profiled first."""
-        return inspect.tune(self.fast, args, kwargs, budget_s)
+        with own_transfers():
+            return inspect.tune(self.fast, args, kwargs, budget_s)
 
     def debug(self, args: Any, kwargs: Any, rounds: int, seed: int) -> DebugReport:
         """Regions one by one, and the compiled lane programs."""
-        return debugging.debug(self.fast, args, kwargs, rounds, seed)
+        with own_transfers():
+            return debugging.debug(self.fast, args, kwargs, rounds, seed)
 
     def check_determinism(self, args: Any, kwargs: Any, runs: int) -> DeterminismReport:
         """Whole calls, on copies."""

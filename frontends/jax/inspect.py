@@ -104,12 +104,22 @@ def verify(fast: Any, args: Any, kwargs: Any) -> Report:
         result = call(*a, **k)
         return values(result), values((a, k))
 
+    original = fast.original if isinstance(fast, Lifted) else fast.traced_anew()
     try:
-        want, given = run(fast.original)
+        want, given = run(original)
     except TypeError as error:
         raise error if isinstance(fast, Lifted) else fast.with_way_out(error, args, kwargs)  # noqa: B904
     got, taken = run(target)
-    rows = _rows("result", want, got)
+    try:
+        rows = _rows("result", want, got)
+    except VerificationError as error:
+        if original is fast.original or first_difference(run(fast.original)[0], got):
+            raise
+        raise VerificationError(
+            f"{error}. {fast._options.name!r} has the values of its first trace: what it reads from outside "
+            "of its arguments (a global, an attribute, a closure) is read then, as under jax.jit, and has "
+            "changed. Make it an argument, or call clear_cache() of what schedule returned"
+        ) from None
     before = {path: leaf for path, leaf in _leaves("argument", values((args, kwargs)))}
     changed = {
         path for path, leaf in _leaves("argument", given) if not _same_value(before.get(path), leaf)
@@ -223,6 +233,7 @@ def timed(fast: Any, args: Any, kwargs: Any, rounds: int) -> tuple[list[int], li
 @looks_inside
 def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     """Decides as ``dynaflow_xla.tune`` says, within the given seconds; returns what was chosen."""
+    refuse_shapes("tune", args, kwargs)
     if fast.spans_too_much(args, kwargs):
         raise UnsupportedError(
             f"tune measures lanes, which belong to one device; the arguments of {fast._options.name!r} span "

@@ -233,6 +233,36 @@ def test_broken_plans_are_caught(seed: int, n_ops: int, lanes: int, cores: int) 
                 validate(mutant, pg)
 
 
+@pytest.mark.parametrize(("field", "least", "most"), [
+    ("lanes", 1, 2**31 - 1), ("cores", 0, 2**31 - 1), ("events", 0, 2**31 - 1),
+    ("scratch_bytes", 0, 2**63 - 1), ("copied_bytes", 0, 2**63 - 1),
+])  # fmt: skip
+def test_counts_that_no_engine_has(field: str, least: int, most: int) -> None:
+    pg = fine_cut(random_graph(3, 6))
+    plan = plan_of(pg, Scattered(3), 2, 2)
+    for value in (least - 1, most + 1, 2**200):
+        with pytest.raises(PlanError, match=f"a plan's {field} must be {least} to {most}; got"):
+            validate(msgspec.structs.replace(plan, **{field: value}), pg)
+
+
+def test_places_belong_to_arguments_results_and_scratch() -> None:
+    seen = set()
+    for seed in range(8):
+        pg = fine_cut(random_graph(seed, 8))
+        plan = plan_of(pg, Scattered(seed), 2, 2)
+        for buffer in plan.buffers:
+            for change in ({"index": 0}, {"offset": 0}, {"offset": -2}):
+                kind = buffer.kind
+                if kind in ("arg", "result") or (kind == "scratch" and "offset" in change):
+                    continue
+                seen.add(kind)
+                buffers = list(plan.buffers)
+                buffers[buffer.id] = msgspec.structs.replace(buffer, **change)
+                with pytest.raises(PlanError, match="neither part of an argument nor of a result"):
+                    validate(msgspec.structs.replace(plan, buffers=tuple(buffers)), pg)
+    assert {"local", "scratch"} <= seen
+
+
 def test_mutation_check_bites() -> None:
     """The mutation test above must meet many bad plans of each kind, or it proves nothing."""
     caught = 0

@@ -559,3 +559,20 @@ def test_doctor_notes_a_free_threaded_python(monkeypatch: pytest.MonkeyPatch, fr
     told = {check.name: check for check in checks.of_package()}
     assert ("GIL" in told) == bool(free)
     assert not free or told["GIL"].status == "note"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_output_that_cannot_be_written_is_told_in_a_sentence(options: list[str]) -> None:
+    command = [sys.executable, "-P", "-m", "dynaflow_xla", "cache", "size", *options]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode and "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_looks_at_the_caches_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAFLOW_XLA_CACHE_MB", "much")
+    found = {check.name: check for check in checks.of_machine()}
+    told = found["DYNAFLOW_XLA_CACHE_MB"]
+    assert told.status == "warn" and "must be a number of megabytes" in told.found and told.mend

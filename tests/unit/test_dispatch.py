@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import dynaflow_xla as dfx
 from dynaflow_xla import dispatch
 
 
@@ -131,3 +132,19 @@ def test_jax_is_not_imported_for_a_function_that_names_torch(later: bool) -> Non
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=360
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("given", [42, "f", [1], sys, object()])
+def test_what_cannot_be_called_is_refused_without_jax_too(
+    given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch alone was taken for the framework of everything."""
+    there = dispatch.optional.available
+    for missing in ("", "jax"):
+        monkeypatch.setattr(
+            dispatch.optional, "available", lambda name, m=missing: name != m and there(name)
+        )
+        with pytest.raises(
+            TypeError, match="schedule takes a function, a jax.jit function or a model"
+        ):
+            dfx.schedule(given, "branches")

@@ -59,6 +59,7 @@ WRONG_TYPES: dict[str, Any] = {
     "mark": lambda: dfx.mark(3),  # type: ignore[arg-type]
     "options of a compiler": lambda: dfx.schedule(double, compiler_options="fast"),  # type: ignore[arg-type]
     "a compiler that is an array": lambda: dfx.schedule(double, compiler=np.arange(3)),  # type: ignore[arg-type]
+    "reset of the counts": lambda: dfx.stats(reset="yes"),  # type: ignore[arg-type]
     "check": lambda: dfx.schedule(double, check="no"),  # type: ignore[arg-type]
     "nano-batches": lambda: dfx.NanoBatch("2"),
     "seconds for the machine": lambda: dfx.measure_machine("long"),  # type: ignore[arg-type]

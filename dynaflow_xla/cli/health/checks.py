@@ -15,9 +15,9 @@ from typing import Literal
 
 from dynaflow_xla import machine
 from dynaflow_xla._version import __version__
-from dynaflow_xla.caches import private_files
+from dynaflow_xla.caches import private_files, trimming
 from dynaflow_xla.cli import kept
-from dynaflow_xla.errors import optional
+from dynaflow_xla.errors import PlanError, optional
 from dynaflow_xla.machine import memory
 
 Status = Literal["ok", "note", "warn", "fail"]
@@ -106,6 +106,10 @@ def of_machine() -> Iterator[Check]:
     for name in _VARIABLES:
         if os.environ.get(name):
             yield Check(area, name, "note", f"{os.environ[name]} (set in the environment)")
+    try:
+        trimming.limit_bytes()
+    except PlanError as error:
+        yield Check(area, trimming.VARIABLE, "warn", str(error), "set a number, or unset it")
 
 
 def of_package() -> Iterator[Check]:

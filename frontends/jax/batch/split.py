@@ -121,7 +121,10 @@ class BatchedFunction:
         consts = [self.consts, *(values for _, values in made.values())]
         if any(len(values) != len(self.consts) for values in consts):
             raise SeparabilityError(
-                f"{self.whole.graph.name!r} closes over other values when its batch size is another"
+                f"{self.whole.graph.name!r} closes over {len(self.consts)} arrays for {self.batch} rows and "
+                f"{' or '.join(str(n) for n in sorted({*map(len, consts)} - {len(self.consts)}))} for "
+                "nano-batches: which arrays of its surroundings it uses depends on the size. Make them "
+                "arguments, or use a strategy without nano-batches"
             )
         proof = joining = None
         if not assume_separable:
@@ -337,6 +340,13 @@ def _check_merges(whole: Captured, parts: Sequence[Captured], specs: Sequence[Ou
     ):
         if not ok or isinstance(spec, Parts | AsProved):
             continue
+        types = {str(made.avals[made.outputs[number]].dtype) for made in parts}
+        if types != {str(whole.avals[out].dtype)}:
+            raise PlanError(
+                f"{whole.graph.name!r}: result {number} is {whole.avals[out].dtype} for all rows and "
+                f"{' or '.join(sorted(types))} for nano-batches{_made_at(whole, out)}. Give it the same type "
+                "whatever the size, or use a strategy without nano-batches"
+            )
         want = tuple(whole.avals[out].shape)
         shapes = [tuple(part.avals[part.outputs[number]].shape) for part in parts]
         if isinstance(spec, int):
@@ -349,6 +359,8 @@ def _check_merges(whole: Captured, parts: Sequence[Captured], specs: Sequence[Ou
             raise PlanError(
                 f"{whole.graph.name!r}: result {number} of shape {list(want)} cannot be put together "
                 f"{how} from nano-batches of shapes {', '.join(str(list(s)) for s in shapes)}"
+                f"{_made_at(whole, out)}. Say with out_axes where its rows are, write its shape in terms of "
+                "the arguments' shapes, or use a strategy without nano-batches"
             )
         if not isinstance(spec, Sum | Mean):
             continue
@@ -359,6 +371,12 @@ def _check_merges(whole: Captured, parts: Sequence[Captured], specs: Sequence[Ou
                 f"{whole.graph.name!r}: out_axes={spec!r} needs a {kind} result; result {number} is "
                 f"{dtype}"
             )
+
+
+def _made_at(whole: Captured, value: int) -> str:
+    """Where a value is made, or ""."""
+    ops = (op for op in whole.graph.ops if value in op.outputs and op.source is not None)
+    return "".join(f" ({op.kind} at {op.source})" for op in ops)
 
 
 def split(

@@ -15,8 +15,9 @@ from dynaflow_xla.ir.graph import Region
 
 
 def _widened(x: Any) -> Any:
-    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32)) if inexact else x
+    # No promotion: types of 8 bits have none, nor has any other where JAX's is set to "strict".
+    narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
+    return x.astype(jnp.float32) if narrow else x
 
 
 ARRAYS = Arrays(

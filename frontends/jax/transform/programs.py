@@ -200,6 +200,7 @@ class Programs:
                 Exception
             ) as error:  # JAX's for shapes that do not fit, or the function's own check
                 said = (str(error).splitlines() or [""])[0] or type(error).__name__
+                said += _compat.raised_at(error)
                 raise SeparabilityError(
                     f"{options.name!r} cannot be traced with {size} instead of {batch} rows "
                     f"({said}). Write shapes in terms of the arguments' shapes"

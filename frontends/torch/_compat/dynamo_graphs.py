@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from dynaflow_xla import errors
 
 
 def guard_names() -> dict[str, Any]:
@@ -88,12 +91,25 @@ MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")
 """Attributes of a tensor in which ``mark_open`` notes it; the first is a set."""
 
 
+_THIS_PACKAGE = tuple(
+    os.path.join(folder, "")
+    for folder in (Path(__file__).parents[2], Path(errors.__file__).parents[1])
+)
+"""Folders of the frontends and of the rest; of an editable installation they lie apart."""
+
+
 def break_reason(gm: Any) -> tuple[str, Any] | None:
-    """(reason, innermost frame) if a graph ended because Dynamo could not go on, else None."""
+    """(reason, the user's innermost frame) if a graph ended because Dynamo could not go on, else None."""
     reason = getattr(gm, "compile_subgraph_reason", None)
     if reason is None or not getattr(reason, "graph_break", False):
         return None
     stack = list(getattr(reason, "user_stack", ()))
+    mine = next((n for n, f in enumerate(stack) if f.filename.startswith(_THIS_PACKAGE)), None)
+    if mine:
+        called = (
+            f"{stack[mine].name} of dynaflow_xla is called, which no graph holds: call it outside"
+        )
+        return called, stack[mine - 1]
     return str(reason.reason), stack[-1] if stack else None
 
 

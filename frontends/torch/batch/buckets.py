@@ -49,12 +49,15 @@ class Bucketed:
         if not given or len(given) != len(asked):
             kind = PlanError if asked and None not in map(checks.integer, asked) else PlanTypeError
             raise kind(f"sizes must be positive integers; got {sizes!r}")
+        compares = checks.truth(check)
+        if compares is None:
+            raise PlanTypeError(f"check must be True or False; got {check!r}")
         self.scheduled = scheduled
         self.original = getattr(scheduled, "original", scheduled)
         self.sizes = tuple(sorted(set(given)))
         self._name = scheduled._dfx_core.options.name
         self._in_axes, self._out_axes = in_axes, out_axes
-        self._check = check
+        self._check = compares
         self._checked: set[Any] = set()
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

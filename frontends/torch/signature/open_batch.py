@@ -235,12 +235,14 @@ def graph_of(
     warn: Callable[[str], None],
     *,
     broken: bool,
+    behind: str = "",
 ) -> BatchedGraph | None:
     """A graph of AOTAutograd with its batch; None if it is not to be split.
 
     A batch of one row or none is no size to split, nor is one of which a strategy wants no parts. A backward
     may be that of what has no rows.
-    Results of a graph that is ``broken`` go to code of the user's behind a graph break.
+    Results of a graph that is ``broken`` go to code of the user's behind a graph break; ``behind`` names the
+    break before it, or "": what comes out of the code there may have sizes of its own.
 
     Raises:
         SeparabilityError: the function fixes the size of the batch.
@@ -258,6 +260,12 @@ def graph_of(
             with with_data():  # it refuses more nano-batches than rows
                 parts, _ = sizes_of(options.strategy, context)
             if int(expr) in (0, 1) or not parts:
+                return None
+            if behind:
+                warn(
+                    f"{options.name!r}: what comes out of the code at a {behind} has {int(expr)} rows, no "
+                    f"open size, so the graph behind it is not split, as {size.what} meets that there"
+                )
                 return None
             where = dynamo_graphs.where_fixed(size.size)
             tied = (

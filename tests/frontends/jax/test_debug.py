@@ -139,3 +139,20 @@ def test_shapes_are_no_arrays() -> None:
     for look in (dfx.debug, dfx.check_determinism):
         with pytest.raises(dfx.UnsupportedError, match="takes what dynaflow_xla.schedule returned"):
             look(marked, X, Y)
+
+
+def test_tools_under_a_guard_against_transfers() -> None:
+    """The guard is for the user's transfers: tools run regions one by one, with constants of their own."""
+
+    def two(x: Any, y: Any) -> Any:
+        return jnp.sort(x) + jnp.sort(y) * 2, jnp.log(jnp.abs(y) + 5.0).sum()
+
+    x, y = jnp.sin(jnp.arange(2000.0)), jnp.cos(jnp.arange(2000.0))
+    fast, auto = dfx.schedule(jax.jit(two), dfx.Branches(wide=False)), dfx.schedule(jax.jit(two))
+    with jax.transfer_guard("disallow"):
+        fast(x, y)
+        assert dfx.verify(fast, x, y).bit_equal
+        assert dfx.profile(fast, x, y).total_ns > 0
+        assert dfx.debug(fast, x, y).ok
+        dfx.tune(auto, x, y, budget_s=2.0)
+        auto(x, y)

@@ -1,13 +1,15 @@
 """Matrix products and convolutions on one core.
 
-Fitted to XLA:CPU of jaxlib 0.10 on one core of a 2024 server processor with AVX-512.
+Fitted to XLA:CPU of jaxlib 0.10 on one core of a 2024 server processor with AVX-512. What products take
+besides their operations was measured on one with AVX2 (``benchmarks/studies/products.py``), and is stated
+for the other one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -17,6 +19,30 @@ GEMM_FLOPS_PER_NS = 220.0
 GEMM_LAID_OUT_NS = 0.2
 """Of products of several matrices: an element of a factor in which these do not lie one after another (heads
 of an attention). XLA copies it first."""
+
+_PACKED_NS = {4096: 1.28, 2048: 0.84, 512: 0.5, 1: 0.16}
+"""Of Eigen's products: an element of a factor whose sums run across its rows, by what divides the bytes of a
+row. The rows of wide matrices fall into the same lines of a cache."""
+
+_CROWDED = {4096: 2.0, 2048: 1.4}
+"""How much longer Eigen's products take whose right factor has such rows, and more than that cache holds."""
+_CROWDED_ROWS, _CROWDING_ROWS, _HALF_CROWDED = 128, 64, 1.25
+
+_EIGEN_NS = 240.0  # to start one product of several
+_YNNPACK_NS = 16.0
+
+_TURNED_NS, _SEVERAL_TURNED_NS = 0.08, 0.24
+"""Of YNNPACK's products: an element of a right factor that lies transposed; of several products."""
+
+_ROW_NS, _UNEVEN_ROW_NS, _ODD_SUM_NS = 1.4, 3.0, 4.0
+"""Of YNNPACK's products: a row of the result; one that no vector fits; with a sum of an odd number."""
+_VECTOR, _NARROW = 8, 16
+
+_MOVED_NS = 0.16
+"""An element of a factor that XLA transposes first, as its sums run over several dimensions."""
+
+_INLINED, _SMALLEST = 3, 8
+"""Matrices up to so large are multiplied in a loop over elements; several smaller than that in Eigen."""
 
 _COMPLEX, _FLOAT64, _INTEGERS, _SHORT_INTEGERS = 0.11, 0.5, 0.13, 0.025
 """Of the rate of float32, counting a multiplication and an addition each. XLA:CPU has loops of its own for
@@ -60,12 +86,85 @@ def product(ins: Sequence[Any], out: Any, params: dict[str, Any]) -> tuple[float
     ns = flops / (GEMM_FLOPS_PER_NS * _rate(ins, out))
     if ragged is not None:
         return flops, ns * ins[2].shape[-1] / _RAGGED
+    if jnp.issubdtype(out.dtype, jnp.floating):
+        ns = _laid_out_ns(_Matrices.of(ins, numbers), ins, params, ns)
     apart = (
         math.prod(x.shape)
         for x, dims in zip(ins[:2], batches, strict=True)
         if not sharing.come_first(dims)
     )
     return flops, ns + GEMM_LAID_OUT_NS * sum(apart)
+
+
+class _Matrices(NamedTuple):
+    """Sizes of the matrices that a ``dot_general`` multiplies, and how many there are."""
+
+    number: int
+    rows: int
+    columns: int
+    depth: int
+
+    @staticmethod
+    def of(ins: Sequence[Any], numbers: Any) -> _Matrices:
+        """Of these factors with these dimension numbers."""
+        contract, batches = numbers
+        number = math.prod(ins[0].shape[d] for d in batches[0])
+        depth = math.prod(ins[0].shape[d] for d in contract[0])
+        rows, columns = (math.prod(x.shape) // max(1, number * depth) for x in ins[:2])
+        return _Matrices(number, rows, columns, depth)
+
+
+def _laid_out_ns(
+    sizes: _Matrices, ins: Sequence[Any], params: dict[str, Any], computing: float
+) -> float:
+    """Nanoseconds of products of floating point numbers, with what their shapes and layouts cost.
+
+    Args:
+        sizes: Of what is multiplied.
+        ins: The factors.
+        params: The equation's.
+        computing: What their operations take where sizes are even and all lies in order.
+    """
+    number, rows, columns, depth = sizes
+    (left_summed, right_summed), _ = params["dimension_numbers"]
+    elements = [math.prod(x.shape) for x in ins[:2]]
+    if len(left_summed) > 1:
+        computing += _MOVED_NS * elements[0]
+    if min(rows, columns, depth) <= 1 or max(rows, columns, depth) <= _INLINED:
+        return computing
+    right_turned = right_summed[-1] == len(ins[1].shape) - 1
+    small = number > 1 and max(rows, columns, depth) < _SMALLEST
+    if small or not sharing.is_product_of_ynnpack(ins[0], ins[1], params):
+        ns = computing * (
+            1.0 if right_turned else _crowding(columns * ins[1].dtype.itemsize, depth)
+        )
+        if len(ins[0].shape) - 1 not in left_summed:
+            ns += _packing(rows * ins[0].dtype.itemsize) * elements[0]
+        if right_turned:
+            ns += _packing(depth * ins[1].dtype.itemsize) * elements[1]
+        return ns + (_EIGEN_NS * number if number > 1 else 0.0)
+    step = _VECTOR if columns > _VECTOR // 2 else _VECTOR // 2
+    uneven = columns % step != 0
+    ns = computing * math.ceil(columns / step) * step / columns
+    ns += (_UNEVEN_ROW_NS if uneven else _ROW_NS) * number * rows
+    if depth % 2 and columns < _NARROW:
+        ns += _ODD_SUM_NS * number * rows
+    if right_turned:
+        ns += (_SEVERAL_TURNED_NS if number > 1 else _TURNED_NS) * elements[1]
+    return ns + (_YNNPACK_NS * number if number > 1 else 0.0)
+
+
+def _packing(row_bytes: int) -> float:
+    """Nanoseconds an element of a factor whose rows have so many bytes."""
+    return next(ns for size, ns in _PACKED_NS.items() if row_bytes % size == 0)
+
+
+def _crowding(row_bytes: int, depth: int) -> float:
+    """How much longer a product takes with so many such rows in its right factor."""
+    worst = next((more for size, more in _CROWDED.items() if row_bytes % size == 0), 1.0)
+    if depth > _CROWDED_ROWS or depth <= _CROWDING_ROWS:
+        return worst if depth > _CROWDED_ROWS else 1.0
+    return min(worst, _HALF_CROWDED)
 
 
 def convolution(ins: Sequence[Any], out: Any, params: dict[str, Any]) -> tuple[float, float]:

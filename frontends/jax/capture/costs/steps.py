@@ -78,8 +78,13 @@ def _touched(jaxpr: Any) -> int:
         return variable
 
     carried = set(filter(_compat.is_var, map(before_updates, updated))).intersection(jaxpr.invars)
+
+    def in_place(result: Any) -> bool:
+        begun = before_updates(result)
+        return _compat.is_var(begun) and begun in carried  # a literal has no hash
+
     met = _bytes(v for v in jaxpr.invars if v not in carried)
-    met += _bytes(v for v in jaxpr.outvars if before_updates(v) not in carried)
+    met += _bytes(v for v in jaxpr.outvars if not in_place(v))
     return met + _inside(jaxpr)
 
 

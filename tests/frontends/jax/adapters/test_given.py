@@ -211,3 +211,50 @@ def test_prng_keys_are_verified() -> None:
     fast = dfx.schedule(lambda key, x: (jax.random.split(key), x), "branches")
     report = dfx.verify(fast, jax.random.key(0), X)
     assert [row[0] for row in report.rows] == ["result[0]", "result[1]"]
+
+
+FACTOR = {"k": 2.0}
+
+
+def _reads_a_global(x: Any) -> Any:
+    return jnp.sort(x * FACTOR["k"])
+
+
+class _Reads:
+    k = 2.0
+
+    def method(self, x: Any) -> Any:
+        return jnp.sort(x * self.k)
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.sort(x * self.k)
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "branches", "auto"])
+@pytest.mark.parametrize("which", ["global", "method", "object"])
+def test_verify_tells_that_what_a_trace_read_has_changed(
+    which: str, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under ``jax.jit`` such a value is read once; only ``verify`` looks again."""
+    owner = _Reads()
+    fn = {"global": _reads_a_global, "method": owner.method, "object": owner}[which]
+    fast = dfx.schedule(fn, strategy)
+    assert dfx.verify(fast, X).bit_equal
+    monkeypatch.setitem(FACTOR, "k", 5.0)
+    owner.k = 5.0
+    np.testing.assert_array_equal(fast(X), 2 * X)
+    with pytest.raises(
+        dfx.VerificationError, match=r"has the values of its first trace.*clear_cache"
+    ):
+        dfx.verify(fast, X)
+    fast.clear_cache()
+    assert dfx.verify(fast, X).bit_equal
+    np.testing.assert_array_equal(fast(X), 5 * X)
+
+
+def test_verify_asks_a_jitted_function_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted = jax.jit(lambda x: jnp.sort(x * FACTOR["k"]))
+    fast = dfx.schedule(jitted, "branches")
+    fast(X)
+    monkeypatch.setitem(FACTOR, "k", 5.0)
+    assert dfx.verify(fast, X).bit_equal and jitted(X)[1] == fast(X)[1] == 2.0

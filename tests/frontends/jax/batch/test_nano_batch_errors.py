@@ -421,3 +421,77 @@ def test_what_has_a_derivative_at_the_whole_batchs_size_only(strategy: Any) -> N
     for loss in (lambda fn, x: fn(x, y)[0].sum(), lambda fn, x: sum(o.sum() for o in fn(x, y))):
         got, want = (jax.grad(partial(loss, fn))(x) for fn in (fast, f))
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
+# -- functions that differ from size to size -------------------------------------------------------
+
+
+def _large(x: Any) -> bool:
+    return x.shape[0] > 4
+
+
+@pytest.mark.parametrize("strategy", [dfx.NanoBatch(2), dfx.NanoBatch(2, assume_separable=True)])
+@pytest.mark.parametrize(("fn", "out_axes"), [
+    (lambda x: jnp.sort(x, -1).astype(jnp.int32 if _large(x) else jnp.float32), 0),
+    (lambda x: jnp.sort(x, -1).astype(jnp.float16 if _large(x) else jnp.bfloat16), 0),
+    (lambda x: jnp.sort(x, -1).astype(jnp.float32 if _large(x) else jnp.bfloat16).sum(0), dfx.Sum()),
+    (lambda x: jnp.sin(jnp.ones(3, jnp.float32 if _large(x) else jnp.bfloat16)) + 0 * x.shape[0], None),
+])  # fmt: skip
+def test_results_of_another_type_from_fewer_rows(strategy: Any, fn: Any, out_axes: Any) -> None:
+    """Their memory would be read as the type of the whole."""
+    fast = split(jax.jit(fn), strategy, out_axes=out_axes)
+    try:
+        got = fast(X)
+    except (dfx.PlanError, dfx.SeparabilityError) as error:
+        assert re.search(r"float16|float32|int32|operator|compared", str(error)), error
+    else:
+        want = jax.jit(fn)(X)
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(
+            got.astype(jnp.float32), want.astype(jnp.float32), rtol=1e-2, atol=1e-2
+        )
+
+
+def test_the_types_are_named() -> None:
+    fast = split(
+        lambda x: jnp.sort(x, -1).astype(jnp.int32 if _large(x) else jnp.float32),
+        dfx.NanoBatch(2, assume_separable=True),
+    )
+    said = r"result 0 is int32 for all rows and float32 for nano-batches \(.* at .*errors\.py:\d+\)"
+    with pytest.raises(dfx.PlanError, match=said):
+        fast(X)
+
+
+TABLES = {6: jnp.arange(4.0), 3: jnp.arange(4.0) + 1}
+
+
+def test_arrays_that_only_some_sizes_use() -> None:
+    def fn(x: Any) -> Any:
+        return jnp.sort(x, -1) + (TABLES[6] if _large(x) else np.float32(2))
+
+    with pytest.raises(
+        dfx.SeparabilityError, match=r"closes over 1 arrays for 6 rows and 0 for nano"
+    ):
+        split(jax.jit(fn))(X)
+
+
+def test_a_size_that_the_function_refuses_is_refused_at_its_line() -> None:
+    def fn(x: Any) -> Any:
+        if not _large(x):
+            raise ValueError("the batch is too small")
+        return jnp.sort(x)
+
+    said = (
+        r"cannot be traced with 3 instead of 6 rows \(the batch is too small, at .*errors\.py:\d+\)"
+    )
+    with pytest.raises(dfx.SeparabilityError, match=said):
+        split(jax.jit(fn))(X)
+
+
+def test_results_that_do_not_fit_together_are_refused_at_their_line() -> None:
+    def fn(x: Any) -> Any:
+        return jnp.sort(x, -1)[:, :: 1 if _large(x) else 2]
+
+    said = r"shape \[6, 4\] cannot be put together.*\[3, 2\].*errors\.py:\d+\).*out_axes"
+    with pytest.raises(dfx.PlanError, match=said):
+        split(jax.jit(fn), dfx.NanoBatch(2, assume_separable=True))(X)

@@ -491,3 +491,21 @@ def test_many_signatures(assert_same: Any) -> None:
     fast = split(layer, in_axes=(0, None))
     for rows in (6, 4, 2, 6, 3):
         assert_same(layer(X[:rows], W), fast(X[:rows], W))
+
+
+@pytest.mark.parametrize("promotion", ["standard", "strict"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float16", "float32", "complex64"])
+@pytest.mark.parametrize("merge", [dfx.Sum(), dfx.Mean()])
+def test_totals_of_every_type_under_every_promotion(promotion: Any, dtype: str, merge: Any) -> None:
+    """JAX promotes no float of 8 bits, and nothing under "strict"."""
+    x = (jnp.arange(24.0).reshape(6, 4) / 24).astype(dtype)
+    reduced = jnp.sum if isinstance(merge, dfx.Sum) else jnp.mean
+    with jax.numpy_dtype_promotion(promotion):
+        fn = jax.jit(lambda x: reduced(x, axis=0))
+        got = dfx.schedule(fn, dfx.NanoBatch(2), in_axes=0, out_axes=merge)(x)
+        want = fn(x)
+    assert got.dtype == want.dtype
+    wide = jnp.complex64 if "complex" in dtype else jnp.float32
+    np.testing.assert_allclose(
+        got.astype(wide), want.astype(wide), rtol=0.25 if "8_" in dtype else 1e-2
+    )

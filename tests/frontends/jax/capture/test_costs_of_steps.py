@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 from jax import lax  # noqa: E402
 
+import dynaflow_xla as dfx  # noqa: E402
 from dynaflow_xla.frontends.jax.capture.costs import estimate, steps  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("assumed_numbers")
@@ -167,3 +169,19 @@ def test_a_loop_over_keys_is_estimated() -> None:
         return lax.scan(step, key, None, length=STEPS)
 
     assert 1500 < ns(draws, jax.random.key(0)) < 4500  # 2,700 were measured
+
+
+@pytest.mark.parametrize("loop", [
+    lambda a: lax.scan(lambda c, x: (True, x * 2), False, a),
+    lambda a: lax.scan(lambda c, x: (c + 1, 3.0), 0.0, a),
+    lambda a: lax.fori_loop(0, 4, lambda i, c: (c[0] * 2, 0), (a, 7)),
+    lambda a: lax.while_loop(lambda c: c[1], lambda c: (c[0] + 1, False), (a, True)),
+    lambda a: lax.fori_loop(0, 3, lambda i, x: lax.fori_loop(0, 2, lambda j, y: (y[0] + j, 1), (x, 0))[0], a),
+    lambda a: jax.scipy.sparse.linalg.gmres(a + 6 * jnp.eye(6), a[0])[0],
+])  # fmt: skip
+@pytest.mark.parametrize("strategy", ["sequential", "branches", "auto"])
+def test_steps_that_return_a_literal(loop: Callable[[Any], Any], strategy: str) -> None:
+    """A flag that is set, a counter that begins anew: literals have no hash."""
+    a = jnp.sin(jnp.arange(36.0)).reshape(6, 6)
+    got, want = dfx.schedule(jax.jit(loop), strategy)(a), jax.jit(loop)(a)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), got, want)

@@ -287,3 +287,8 @@ def test_a_function_of_jax_has_no_buckets() -> None:
     fast = dfx.schedule(lambda x: jnp.sin(x), "branches", lanes=1)
     with pytest.raises(dfx.UnsupportedError, match="a function of JAX"):
         dfx.bucketed(fast, [8], in_axes=0)
+
+
+def test_a_check_that_is_no_truth_value(fast: Counted) -> None:
+    with pytest.raises(TypeError, match="check must be True or False; got 3"):
+        dfx.bucketed(fast, [2], in_axes=0, check=3)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from typing import Any
 
@@ -523,3 +524,33 @@ def test_pytrees_without_keys(in_axes: Any) -> None:
     check(fast, given)
     dfx.verify(fast, given)
     dfx.verify(dfx.schedule(f, "branches", backend="torch"), given)
+
+
+class BehindABreak(torch.nn.Module):
+    """The second graph takes the argument, and what comes from the code between: 6 rows, no open size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.norm = torch.nn.BatchNorm1d(8, momentum=None)  # the cumulative average reads a counter
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(self.linear(x)) + x
+
+
+@pytest.mark.parametrize("in_axes", [None, 0])
+def test_a_graph_behind_a_break_that_fixes_the_batch_is_not_split(in_axes: Any) -> None:
+    model, original = BehindABreak(), BehindABreak()
+    original.load_state_dict(model.state_dict())
+    axes = {} if in_axes is None else {"in_axes": in_axes}
+    fast = dfx.schedule(model, dfx.NanoBatch(2), **axes)
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        results = [fast(x) for _ in range(3)]
+    said = [str(w.message) for w in told if issubclass(w.category, dfx.FallbackWarning)]
+    assert len(said) == 2 and re.search(r"a graph break at .*batchnorm\.py:\d+ has 6 rows", said[1])
+    for got in results:
+        torch.testing.assert_close(got, original(x))
+    assert model.norm.num_batches_tracked == 3
+    torch.testing.assert_close(model.norm.running_var, original.norm.running_var)
