@@ -9,6 +9,7 @@ measures and keeps the original where nothing beats it; what it decided is told 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -251,4 +252,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     sys.exit(main())

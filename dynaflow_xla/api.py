@@ -338,6 +338,10 @@ def compiler_options(fast: Any, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
 def verify(fast: Any, /, *args: Any, **kwargs: Any) -> Report:
     """Runs the original and the scheduled function on the same arguments and compares.
 
+    A plain function of JAX is traced anew for it: what it reads from outside may have changed since a
+    call traced it (what an inner ``jax.jit``, or a function of equinox's or flax's objects, read is not
+    looked at).
+
     Elements may differ by ``r`` times their size and ``r`` times the root mean square of their output
     (elements that a mask filled in left out): ``r`` is 2e-5 for float32 and complex64, 1e-12 for float64
     and complex128, 2e-3 for float16, 2e-2 for bfloat16. NaNs, infinities and other types must be equal.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import importlib.util
 import json
@@ -61,10 +60,10 @@ class Failed(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Prints it to standard error, and as JSON where that is asked for."""
-        if self.as_json:
-            print_json((self.document or {}) | {"error": self.message, "kind": self.kind})
         click.secho("error: ", fg="red", bold=True, nl=False, err=True)
         click.echo(self.message, err=True)
+        if self.as_json:
+            print_json((self.document or {}) | {"error": self.message, "kind": self.kind})
 
 
 class _Misused(Failed):
@@ -125,12 +124,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., Any]:
             kind = type(error).__name__
             raise Failed(told(error, trace_back), kind, as_json, out.document) from None
         if as_json:
-            try:
-                print_json(out.document)
-            except OSError as error:
-                if error.errno == errno.EPIPE:  # nobody reads it any more, which click tells nobody
-                    raise
-                raise Failed(told(error, trace_back), type(error).__name__, False) from None
+            print_json(out.document)
         click.get_current_context().exit(status or 0)
 
     return wrapped

@@ -355,3 +355,6 @@ def run(args: list[str] | None = None) -> int:
         cli.main(args, prog_name="dynaflow-xla", standalone_mode=True)
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
+    except OSError as error:  # of an output that cannot be written: click tells all others
+        click.echo(f"error: {error}", err=True)
+        return 1

@@ -27,6 +27,10 @@ _SHOWN = 80
 """Characters of a malformed line that its error repeats."""
 
 
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
+
+
 def _fields(item: Any) -> str:
     data = msgspec.to_builtins(item)
     data.pop("type", None)
@@ -56,7 +60,7 @@ def _parse(line: str, number: int) -> tuple[str, dict[str, Any]]:
     while position < len(rest):
         key, separator, _ = rest[position:].partition("=")
         if not separator:
-            raise PlanError(f"line {number}: expected key=value, got {rest[position:][:_SHOWN]!r}")
+            raise PlanError(f"line {number}: expected key=value, got {_shown(rest[position:])}")
         position += len(key) + 1
         try:
             data[key.strip()], position = decoder.raw_decode(rest, position)
@@ -91,7 +95,7 @@ def read(text: str) -> dict[str, Any]:
             elif word in _KINDS:
                 instructions.append(msgspec.convert({**data, "type": word}, _KINDS[word]))
             else:
-                raise PlanError(f"line {number}: unknown item {word[:_SHOWN]!r}")
+                raise PlanError(f"line {number}: unknown item {_shown(word)}")
         except (msgspec.ValidationError, KeyError) as error:
             raise PlanError(f"line {number}: malformed {word}: {error}") from error
     if head is None:

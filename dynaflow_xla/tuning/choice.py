@@ -124,10 +124,7 @@ def what_runs(name: str, choice: Choice | None, why: str, meanwhile: str = "orig
     """
     if choice is not None:
         return [f"{name}: {the(choice.name)} runs", *choice.lines()]
-    return [
-        f"{name}: {the(meanwhile)} runs until something is decided",
-        f"auto: nothing decided yet for these arguments ({why})",
-    ]
+    return [f"{name}: {the(meanwhile)} runs, as nothing is decided yet for these arguments ({why})"]
 
 
 def too_small(regions: Iterable[Region], strategy: Auto) -> str:

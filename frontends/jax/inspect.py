@@ -11,6 +11,7 @@ import numpy as np
 
 from dynaflow_xla import machine, verification
 from dynaflow_xla.errors import UnsupportedError, VerificationError
+from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted, looks_inside
 from dynaflow_xla.frontends.jax.adapters.wrapper import array_copies, same
 from dynaflow_xla.frontends.jax.backend import Refused
@@ -104,7 +105,9 @@ def verify(fast: Any, args: Any, kwargs: Any) -> Report:
         result = call(*a, **k)
         return values(result), values((a, k))
 
-    original = fast.original if isinstance(fast, Lifted) else fast.traced_anew()
+    original, notes = (
+        (fast.original, ()) if isinstance(fast, Lifted) else _as_it_is_now(fast, args, kwargs)
+    )
     try:
         want, given = run(original)
     except TypeError as error:
@@ -117,15 +120,36 @@ def verify(fast: Any, args: Any, kwargs: Any) -> Report:
             raise
         raise VerificationError(
             f"{error}. {fast._options.name!r} has the values of its first trace: what it reads from outside "
-            "of its arguments (a global, an attribute, a closure) is read then, as under jax.jit, and has "
-            "changed. Make it an argument, or call clear_cache() of what schedule returned"
+            "of its arguments (a global, an attribute, a closure, a random number) is read then, as under "
+            "jax.jit, and is another one now. Make it an argument, or call clear_cache() of what schedule "
+            "returned"
         ) from None
     before = {path: leaf for path, leaf in _leaves("argument", values((args, kwargs)))}
     changed = {
         path for path, leaf in _leaves("argument", given) if not _same_value(before.get(path), leaf)
     }
     rows += [row for row in _rows("argument", given, taken) if row[0] in changed]
-    return Report(tuple(rows))
+    return Report(tuple(rows), notes)
+
+
+def _as_it_is_now(fast: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[str, ...]]:
+    """(the original, notes); with a new trace if that differs from the one that calls have."""
+    original, anew = fast.original, fast.jitted_anew()
+    if anew is original:
+        return original, ()
+    try:
+        first = original.trace(*args, **kwargs)
+    except Exception:  # a call raises the same
+        return original, ()
+    try:
+        second = anew.trace(*args, **kwargs)
+    except Exception as error:
+        told = (str(error).splitlines() or [""])[0]
+        return original, (
+            f"compared with the first trace of {fast._options.name!r}: a new one raised "
+            f"{type(error).__name__}: {told}{_compat.raised_at(error)}",
+        )
+    return original if _compat.same_traces(first, second) else anew, ()
 
 
 def _leaves(what: str, tree: Any) -> list[tuple[str, Any]]:

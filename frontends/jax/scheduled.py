@@ -106,8 +106,8 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         """Whether calls that are programs of their own have another plan than a part of a larger one."""
         return entry.plans_apart(self._options)
 
-    def traced_anew(self) -> Any:
-        """The original as it is now: a plain function reads what is outside of it at each trace."""
+    def jitted_anew(self) -> Any:
+        """The original, with a trace of its own: a plain function reads what is outside of it at each."""
         return jax.jit(effects.watched(self.__wrapped__)) if self._plain else self.original
 
     @functools.cached_property

@@ -311,13 +311,10 @@ class Core(Offering):
             why = self.breaks[-1]
         elif self._left_out:
             why = self._left_out + way_out(self._left_out, self.original)
-        elif self.entries:
-            why = (
-                "PyTorch does not look into its code any more, as it does after calls that raised errors; "
-                "torch._dynamo.reset() has it begin anew"
-            )
         else:
             why = "PyTorch finds nothing in it that computes with the tensors it is given"
+            if self.entries:  # of other arguments, or before calls that raised
+                why += ", or gave its code up after calls that raised; then torch._dynamo.reset() helps"
         return f"no graph of {name!r} could be captured, so the original runs ({why})"
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:

@@ -94,3 +94,10 @@ def test_a_plan_is_read_from_text_or_bytes() -> None:
         with pytest.raises(PlanError, match="read from text or bytes; got None") as found:
             read(None)  # type: ignore[arg-type]
         assert isinstance(found.value, TypeError)
+
+
+def test_a_long_line_is_repeated_in_part() -> None:
+    for text in ("plan " + "x" * 10_000, "y" * 10_000):
+        with pytest.raises(PlanError) as caught:
+            Plan.from_text(text)
+        assert len(str(caught.value)) < 200 and str(caught.value).endswith("...")

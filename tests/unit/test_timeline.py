@@ -139,6 +139,8 @@ def test_busy_overlap_and_concurrency() -> None:
     assert complete("predicted", three, 3, {}).concurrent_ns() == 11
     assert timeline.region_ns() == {0: 100, 1: 300, 2: 60}
     assert timeline.busy_ns(-1) == 0  # no operator is in the outer program
+    nano = [launch(0, "x", 0, 10, 0), launch(0, "x", 10, 40, 0, nano=1)]
+    assert complete("measured", nano, 1, {}).region_ns() == {0: 20}
 
 
 @pytest.mark.parametrize(("lane", "error"), [
@@ -151,8 +153,6 @@ def test_lanes_that_a_timeline_does_not_have(lane: Any, error: type[Exception]) 
             error, match=r"lane must be a number from 0 to 1 \(-1: the outer program\)"
         ):
             ask(lane)
-    nano = [launch(0, "x", 0, 10, 0), launch(0, "x", 10, 40, 0, nano=1)]
-    assert complete("measured", nano, 1, {}).region_ns() == {0: 20}
 
 
 def test_text_names_what_matters() -> None:

@@ -109,7 +109,9 @@ def of_machine() -> Iterator[Check]:
     try:
         trimming.limit_bytes()
     except PlanError as error:
-        yield Check(area, trimming.VARIABLE, "warn", str(error), "set a number, or unset it")
+        yield Check(
+            area, trimming.VARIABLE, "warn", os.environ.get(trimming.VARIABLE, ""), str(error)
+        )
 
 
 def of_package() -> Iterator[Check]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -104,13 +105,22 @@ def break_reason(gm: Any) -> tuple[str, Any] | None:
     if reason is None or not getattr(reason, "graph_break", False):
         return None
     stack = list(getattr(reason, "user_stack", ()))
-    mine = next((n for n, f in enumerate(stack) if f.filename.startswith(_THIS_PACKAGE)), None)
-    if mine:
-        called = (
-            f"{stack[mine].name} of dynaflow_xla is called, which no graph holds: call it outside"
-        )
-        return called, stack[mine - 1]
+    mine = [f.filename.startswith((*_THIS_PACKAGE, "<")) for f in stack]
+    if mine and mine[-1] and not all(mine):  # made by this package, which the user's code calls
+        user = max(n for n, own in enumerate(mine) if not own)
+        return "dynaflow_xla is called there, which no graph holds: call it outside", stack[user]
     return str(reason.reason), stack[-1] if stack else None
+
+
+_RESUMED = re.compile(r'File "([^"]*)", line \d+, in torch_dynamo_resume_in_\w*?_at_(\d+)')
+
+
+def resumed_at(gm: Any) -> str:
+    """FILE:LINE of the break behind which a graph goes on; "" for one that a call begins with."""
+    for node in gm.graph.nodes:
+        if found := _RESUMED.search(node.meta.get("stack_trace") or ""):
+            return f"{found[1]}:{found[2]}"
+    return ""
 
 
 def break_counts() -> Counter[str]:

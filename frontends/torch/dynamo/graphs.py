@@ -266,7 +266,7 @@ class CapturedGraphs:
         if graph.batch:
             made = open_batch.graph_of(
                 gm, self.backend, kind, graph.number, graph.batch, graph.forward, self.warn,
-                broken=graph.broken, behind=self.breaks[-1].partition(": ")[0] if self.breaks else "",
+                broken=graph.broken,
             )  # fmt: skip
             if made is not None:
                 return made

@@ -235,14 +235,14 @@ def graph_of(
     warn: Callable[[str], None],
     *,
     broken: bool,
-    behind: str = "",
 ) -> BatchedGraph | None:
     """A graph of AOTAutograd with its batch; None if it is not to be split.
 
     A batch of one row or none is no size to split, nor is one of which a strategy wants no parts. A backward
     may be that of what has no rows.
-    Results of a graph that is ``broken`` go to code of the user's behind a graph break; ``behind`` names the
-    break before it, or "": what comes out of the code there may have sizes of its own.
+    Results of a graph that is ``broken`` go to code of the user's behind a graph break. One that goes on
+    behind a break is not split where the batch has a fixed size in it, as what the code between returns may
+    have: graphs in front have run, and may have written something.
 
     Raises:
         SeparabilityError: the function fixes the size of the batch.
@@ -261,13 +261,15 @@ def graph_of(
                 parts, _ = sizes_of(options.strategy, context)
             if int(expr) in (0, 1) or not parts:
                 return None
-            if behind:
-                warn(
-                    f"{options.name!r}: what comes out of the code at a {behind} has {int(expr)} rows, no "
-                    f"open size, so the graph behind it is not split, as {size.what} meets that there"
-                )
-                return None
             where = dynamo_graphs.where_fixed(size.size)
+            if behind := dynamo_graphs.resumed_at(gm):
+                if kind != "backward":
+                    warn(
+                        f"{options.name!r}: the graph behind the break at {behind} is not split: the batch "
+                        f"of {size.what} has the fixed size {int(expr)} there{where}, perhaps as what the "
+                        "code between the graphs returns has no open size"
+                    )
+                return None
             tied = (
                 f"fixes it to {int(expr)}{where}: something with {int(expr)} entries meets the rows"
             )

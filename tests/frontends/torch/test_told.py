@@ -585,3 +585,37 @@ def test_only_models_with_experts_are_told_of_loops_over_them() -> None:
         with pytest.warns(dfx.FallbackWarning, match=r"captured in several graphs") as told:
             assert torch.equal(dfx.schedule(original, "branches")(x), original(x))
         assert hinted == any("a loop over experts?" in str(w.message) for w in told)
+
+
+@pytest.mark.parametrize("called", [dfx.stats, lambda: dfx.schedule(torch.sin, dfx.NanoBatch(2))])
+def test_a_break_that_this_package_makes_is_told_at_the_users_line(called: Any) -> None:
+    """Also one in a dataclass's __init__, which is in no file."""
+
+    def fn(x: Any) -> Any:
+        called()
+        return torch.sort(x)[0]
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dfx.schedule(fn, "branches")(torch.randn(64))
+    said = [str(w.message) for w in told if "graph break at" in str(w.message)]
+    line = fn.__code__.co_firstlineno + 1
+    for text in said:
+        assert f"test_told.py:{line}: dynaflow_xla is called there, which no graph holds" in text, (
+            said
+        )
+
+
+def test_a_break_inside_of_a_nested_schedule_is_told_at_its_own_line() -> None:
+    def inner(x: Any) -> Any:
+        y = torch.sort(x)[0]
+        torch._dynamo.graph_break()
+        return y + 1
+
+    nested = dfx.schedule(inner, "branches")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dfx.schedule(lambda x: nested(x * 2) + 1, "branches")(torch.randn(64))
+    said = [str(w.message) for w in told if "graph break at" in str(w.message)]
+    line = inner.__code__.co_firstlineno + 2
+    assert said and all(f"test_told.py:{line}: " in text for text in said), said

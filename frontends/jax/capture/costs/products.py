@@ -28,7 +28,7 @@ _CROWDED = {4096: 2.0, 2048: 1.4}
 """How much longer Eigen's products take whose right factor has such rows, and more than that cache holds."""
 _CROWDED_ROWS, _CROWDING_ROWS, _HALF_CROWDED = 128, 64, 1.25
 
-_EIGEN_NS = 240.0  # to start one product of several
+_EIGEN_NS = 240.0  # to start one product of several, with XLA's default flags
 _YNNPACK_NS = 16.0
 
 _TURNED_NS, _SEVERAL_TURNED_NS = 0.08, 0.24
@@ -39,7 +39,7 @@ _ROW_NS, _UNEVEN_ROW_NS, _ODD_SUM_NS = 1.4, 3.0, 4.0
 _VECTOR, _NARROW = 8, 16
 
 _MOVED_NS = 0.16
-"""An element of a factor that XLA transposes first, as its sums run over several dimensions."""
+"""An element of a factor that XLA transposes first, as sums run over several dimensions of it."""
 
 _INLINED, _SMALLEST = 3, 8
 """Matrices up to so large are multiplied in a loop over elements; several smaller than that in Eigen."""
@@ -128,10 +128,13 @@ def _laid_out_ns(
     number, rows, columns, depth = sizes
     (left_summed, right_summed), _ = params["dimension_numbers"]
     elements = [math.prod(x.shape) for x in ins[:2]]
-    if len(left_summed) > 1:
-        computing += _MOVED_NS * elements[0]
+    places = zip(ins[:2], (left_summed, right_summed), (True, False), strict=True)
+    moved = sum(
+        _MOVED_NS * n * _is_moved(x, summed, last)
+        for n, (x, summed, last) in zip(elements, places, strict=True)
+    )
     if min(rows, columns, depth) <= 1 or max(rows, columns, depth) <= _INLINED:
-        return computing
+        return computing + moved
     right_turned = right_summed[-1] == len(ins[1].shape) - 1
     small = number > 1 and max(rows, columns, depth) < _SMALLEST
     if small or not sharing.is_product_of_ynnpack(ins[0], ins[1], params):
@@ -142,7 +145,7 @@ def _laid_out_ns(
             ns += _packing(rows * ins[0].dtype.itemsize) * elements[0]
         if right_turned:
             ns += _packing(depth * ins[1].dtype.itemsize) * elements[1]
-        return ns + (_EIGEN_NS * number if number > 1 else 0.0)
+        return ns + moved + (_EIGEN_NS * number if number > 1 else 0.0)
     step = _VECTOR if columns > _VECTOR // 2 else _VECTOR // 2
     uneven = columns % step != 0
     ns = computing * math.ceil(columns / step) * step / columns
@@ -151,7 +154,19 @@ def _laid_out_ns(
         ns += _ODD_SUM_NS * number * rows
     if right_turned:
         ns += (_SEVERAL_TURNED_NS if number > 1 else _TURNED_NS) * elements[1]
-    return ns + (_YNNPACK_NS * number if number > 1 else 0.0)
+    return ns + moved + (_YNNPACK_NS * number if number > 1 else 0.0)
+
+
+def _is_moved(x: Any, summed: Sequence[int], last: bool) -> bool:
+    """Whether XLA transposes a factor first to sum over several dimensions as if they were one.
+
+    Args:
+        x: The factor.
+        summed: Its dimensions, in the order of the other one's.
+        last: They have to be its last ones, as in a left factor; else they may stand anywhere together.
+    """
+    first = len(x.shape) - len(summed) if last else summed[0] if summed else 0
+    return len(summed) > 1 and tuple(summed) != tuple(range(first, first + len(summed)))
 
 
 def _packing(row_bytes: int) -> float:

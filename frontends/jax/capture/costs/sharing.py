@@ -71,7 +71,7 @@ def is_product_of_ynnpack(left: Any, right: Any, params: dict[str, Any]) -> bool
     """Whether YNNPACK takes a ``dot_general``; Eigen takes the others.
 
     It sums along the left factor's last dimension. Where XLA has to copy that factor anyway, as its matrices
-    do not lie one after another or its sums run over several dimensions, the copy has it there.
+    do not lie one after another or sums over several of its dimensions become one, the copy has it there.
     """
     (summed, _), (batch, _) = params["dimension_numbers"]
     fits = len(left.shape) - 1 in summed or len(summed) > 1 or not come_first(batch)

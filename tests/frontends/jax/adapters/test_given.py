@@ -14,6 +14,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 import dynaflow_xla as dfx  # noqa: E402
+from dynaflow_xla.frontends.jax import _compat  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -258,3 +259,42 @@ def test_verify_asks_a_jitted_function_itself(monkeypatch: pytest.MonkeyPatch) -
     fast(X)
     monkeypatch.setitem(FACTOR, "k", 5.0)
     assert dfx.verify(fast, X).bit_equal and jitted(X)[1] == fast(X)[1] == 2.0
+
+
+def test_verify_of_a_function_that_refuses_another_trace() -> None:
+    traced: list[Any] = []
+
+    def fn(x: Any) -> Any:
+        if len(traced) > 8:
+            raise ValueError("not again")
+        traced.append(x)
+        return jnp.sort(x)
+
+    fast = dfx.schedule(fn, "branches")
+    np.testing.assert_array_equal(fast(X), fast.original(X))
+    traced += 9 * [None]
+    report = dfx.verify(fast, X)
+    assert report.bit_equal and "a new one raised ValueError: not again, at " in str(report)
+
+
+def test_verify_compiles_no_second_original() -> None:
+    """A new trace tells that nothing has changed; closed-over arrays are compared by their values."""
+    tables = [jnp.arange(8.0), jnp.arange(8.0), jnp.arange(8.0) + 1]
+    held = tables[:1]
+    fast = dfx.schedule(lambda x: jnp.sort(x) * held[0], "branches")
+    dfx.verify(fast, X)
+    made = fast.original.trace(X)
+    for table, same in zip(tables, (True, True, False), strict=True):
+        held[0] = table
+        assert _compat.same_traces(made, fast.jitted_anew().trace(X)) == same
+    with pytest.raises(dfx.VerificationError, match="first trace"):
+        dfx.verify(fast, X)
+
+
+def test_verify_sees_an_array_of_numpy_that_was_written_into() -> None:
+    table = np.arange(8, dtype=np.float32)
+    fast = dfx.schedule(lambda x: jnp.sort(x) * table, "branches")
+    assert dfx.verify(fast, X).bit_equal
+    table += 1
+    with pytest.raises(dfx.VerificationError, match="differs from"):
+        dfx.verify(fast, X)

@@ -549,8 +549,35 @@ def test_a_graph_behind_a_break_that_fixes_the_batch_is_not_split(in_axes: Any) 
         warnings.simplefilter("always")
         results = [fast(x) for _ in range(3)]
     said = [str(w.message) for w in told if issubclass(w.category, dfx.FallbackWarning)]
-    assert len(said) == 2 and re.search(r"a graph break at .*batchnorm\.py:\d+ has 6 rows", said[1])
+    assert len(said) == 2
+    assert re.search(r"behind the break at .*test_nano\.py:\d+ is not split.*fixed size 6", said[1])
     for got in results:
         torch.testing.assert_close(got, original(x))
     assert model.norm.num_batches_tracked == 3
     torch.testing.assert_close(model.norm.running_var, original.norm.running_var)
+
+
+class FixedInFront(torch.nn.Module):
+    """The first graph fixes the batch itself; a break comes behind it, or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.ones(6, 8)
+
+    def forward(self, x: Any, breaks: bool = True) -> Any:
+        y = x.sin() + self.table
+        if breaks:
+            torch._dynamo.graph_break()
+        return torch.relu(y)
+
+
+def test_a_graph_in_front_of_a_break_that_fixes_the_batch_is_refused() -> None:
+    x = torch.randn(6, 8)
+    for order in ((True,), (False,), (True, False)):
+        torch._dynamo.reset()
+        fast = dfx.schedule(FixedInFront(), dfx.NanoBatch(2), in_axes=(0, None))
+        for breaks in order:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", dfx.FallbackWarning)
+                with pytest.raises(dfx.SeparabilityError, match="the function fixes it to 6"):
+                    fast(x, breaks)
