@@ -478,10 +478,7 @@ def stats(reset: bool = False) -> Stats:
     Raises:
         PlanError: ``reset`` is neither True nor False.
     """
-    begun = checks.truth(reset)
-    if begun is None:
-        raise PlanTypeError(f"reset must be True or False; got {reset!r}")
-    return _stats(begun)
+    return _stats(checks.flag("reset", reset))
 
 
 def tune(fast: Any, /, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any:

@@ -114,12 +114,10 @@ def framework_of(fn: Any, settings: Settings) -> str:
     if is_torch or only == "torch":
         return "torch"
     if is_jax or torch is None or only == "jax":
-        found = "jax"
-    elif not optional.available("jax") or settings.compiler != "eager":
+        return "jax"
+    if not optional.available("jax") or settings.compiler != "eager":
         return "torch"
-    else:
-        found = "either"
-    return found
+    return "either"
 
 
 def _is_jax(fn: Any) -> bool:

@@ -173,9 +173,7 @@ def checked(
             "compiler_options must be a mapping from an option's name to its value; got "
             f"{compiler_options!r}"
         )
-    compares = checks.truth(check)
-    if compares is None:
-        raise PlanTypeError(f"check must be True or False; got {check!r}")
+    compares = checks.flag("check", check)
     return Settings(
         name=checks.name_of(fn),
         strategy=made,

@@ -46,15 +46,15 @@ def measured(case: Case, rounds: int) -> dict[str, Any]:
     }
 
 
-def main(kind: str, cases: Iterable[Case], description: str | None) -> None:
+def main(kind: str, cases: Iterable[Case], doc: str | None) -> None:
     """Measures cases as the command line says, shows them, and writes them where it says.
 
     Args:
         kind: What they are, as a result file names them.
         cases: All of them.
-        description: The script's.
+        doc: The script's, of which the first line describes it.
     """
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", help="comma-separated beginnings of names")
     parser.add_argument("--out", type=Path)

@@ -156,4 +156,4 @@ def loops() -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    estimated.main("loops", loops(), __doc__.splitlines()[0] if __doc__ else None)
+    estimated.main("loops", loops(), __doc__)

@@ -79,4 +79,4 @@ def products() -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    estimated.main("products", products(), __doc__.splitlines()[0] if __doc__ else None)
+    estimated.main("products", products(), __doc__)

@@ -7,6 +7,8 @@ import numbers
 import operator
 from typing import Any
 
+from dynaflow_xla.errors import PlanTypeError
+
 
 def integer(value: Any) -> int | None:
     """The value as ``int`` if it is an integer of any library (NumPy's, an array without axes), else None.
@@ -49,6 +51,18 @@ def truth(value: Any) -> bool | None:
     if "bool" not in str(getattr(value, "dtype", "")) or tuple(getattr(value, "shape", ())) != ():
         return None
     return bool(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """An argument that must be a truth value.
+
+    Raises:
+        PlanTypeError: it is none; ``name`` is what the message calls it.
+    """
+    found = truth(value)
+    if found is None:
+        raise PlanTypeError(f"{name} must be True or False; got {value!r}")
+    return found
 
 
 def name_of(fn: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-from dynaflow_xla.errors import PlanError, PlanTypeError, bad_argument, checks
+from dynaflow_xla.errors import PlanError, bad_argument, checks
 from dynaflow_xla.strategies.base import Recorder, Strategy
 from dynaflow_xla.strategies.moldable import Moldable
 
@@ -37,10 +37,7 @@ class Branches(Strategy):
     margin: float | None = None
 
     def __post_init__(self) -> None:
-        wide = checks.truth(self.wide)
-        if wide is None:
-            raise PlanTypeError(f"Branches(wide=...) must be True or False; got {self.wide!r}")
-        object.__setattr__(self, "wide", wide)
+        object.__setattr__(self, "wide", checks.flag("Branches(wide=...)", self.wide))
         if self.margin is not None:
             margin = checks.real(self.margin)
             if margin is None or not -1 <= margin < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dynaflow_xla.errors import PlanTypeError, checks
+from dynaflow_xla.errors import checks
 from dynaflow_xla.strategies.base import Recorder, Strategy
 from dynaflow_xla.strategies.moldable import Moldable
 
@@ -29,10 +29,7 @@ class Sequential(Strategy):
     wide: bool = True
 
     def __post_init__(self) -> None:
-        wide = checks.truth(self.wide)
-        if wide is None:
-            raise PlanTypeError(f"Sequential(wide=...) must be True or False; got {self.wide!r}")
-        object.__setattr__(self, "wide", wide)
+        object.__setattr__(self, "wide", checks.flag("Sequential(wide=...)", self.wide))
 
     def schedule(self, s: Recorder) -> None:
         """Each region as soon as it is ready."""

@@ -397,11 +397,8 @@ def same_traces(one: Any, other: Any) -> bool:
     """
     if str(one.jaxpr) != str(other.jaxpr):
         return False
-    values = [traced_consts(traced) for traced in (one, other)]
-    return len(values[0]) == len(values[1]) and all(
-        _bytes_of(a) == _bytes_of(b) and _bytes_of(a) is not None
-        for a, b in zip(*values, strict=True)
-    )
+    values = [[_bytes_of(x) for x in traced_consts(traced)] for traced in (one, other)]
+    return None not in values[0] and values[0] == values[1]
 
 
 def _bytes_of(value: Any) -> tuple[Any, ...] | None:

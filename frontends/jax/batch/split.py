@@ -33,7 +33,7 @@ from dynaflow_xla.frontends.jax.regions.functions import (
     region_function,
     replaced_function,
 )
-from dynaflow_xla.ir.graph import Region
+from dynaflow_xla.ir.graph import Region, placed
 from dynaflow_xla.ir.partition import partition
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.ir.phases import ONE_PHASE
@@ -375,8 +375,8 @@ def _check_merges(whole: Captured, parts: Sequence[Captured], specs: Sequence[Ou
 
 def _made_at(whole: Captured, value: int) -> str:
     """Where a value is made, or ""."""
-    ops = (op for op in whole.graph.ops if value in op.outputs and op.source is not None)
-    return "".join(f" ({op.kind} at {op.source})" for op in ops)
+    ops = (op for op in whole.graph.ops if value in op.outputs)
+    return "".join(f" ({op.kind}{placed(op.source)})" for op in ops)
 
 
 def split(

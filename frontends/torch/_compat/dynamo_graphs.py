@@ -99,15 +99,22 @@ _THIS_PACKAGE = tuple(
 """Folders of the frontends and of the rest; of an editable installation they lie apart."""
 
 
+def _is_of_this_package(frame: Any) -> bool:
+    """Whether a frame is of a function of this package, or of an ``__init__`` that ``dataclass`` made."""
+    made = frame.filename == "<string>" and frame.name == "__init__"
+    return made or frame.filename.startswith(_THIS_PACKAGE)
+
+
 def break_reason(gm: Any) -> tuple[str, Any] | None:
     """(reason, the user's innermost frame) if a graph ended because Dynamo could not go on, else None."""
     reason = getattr(gm, "compile_subgraph_reason", None)
     if reason is None or not getattr(reason, "graph_break", False):
         return None
     stack = list(getattr(reason, "user_stack", ()))
-    mine = [f.filename.startswith((*_THIS_PACKAGE, "<")) for f in stack]
-    if mine and mine[-1] and not all(mine):  # made by this package, which the user's code calls
-        user = max(n for n, own in enumerate(mine) if not own)
+    user = len(stack) - 1
+    while user >= 0 and _is_of_this_package(stack[user]):
+        user -= 1
+    if 0 <= user < len(stack) - 1:
         return "dynaflow_xla is called there, which no graph holds: call it outside", stack[user]
     return str(reason.reason), stack[-1] if stack else None
 

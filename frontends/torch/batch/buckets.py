@@ -49,9 +49,7 @@ class Bucketed:
         if not given or len(given) != len(asked):
             kind = PlanError if asked and None not in map(checks.integer, asked) else PlanTypeError
             raise kind(f"sizes must be positive integers; got {sizes!r}")
-        compares = checks.truth(check)
-        if compares is None:
-            raise PlanTypeError(f"check must be True or False; got {check!r}")
+        compares = checks.flag("check", check)
         self.scheduled = scheduled
         self.original = getattr(scheduled, "original", scheduled)
         self.sizes = tuple(sorted(set(given)))

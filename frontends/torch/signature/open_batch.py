@@ -241,8 +241,8 @@ def graph_of(
     A batch of one row or none is no size to split, nor is one of which a strategy wants no parts. A backward
     may be that of what has no rows.
     Results of a graph that is ``broken`` go to code of the user's behind a graph break. One that goes on
-    behind a break is not split where the batch has a fixed size in it, as what the code between returns may
-    have: graphs in front have run, and may have written something.
+    behind a break is not split where the batch has no size of its own in it, as what the code between returns
+    may fix it: graphs in front have run, and may have written something.
 
     Raises:
         SeparabilityError: the function fixes the size of the batch.
@@ -262,19 +262,21 @@ def graph_of(
             if int(expr) in (0, 1) or not parts:
                 return None
             where = dynamo_graphs.where_fixed(size.size)
-            if behind := dynamo_graphs.resumed_at(gm):
-                if kind != "backward":
-                    warn(
-                        f"{options.name!r}: the graph behind the break at {behind} is not split: the batch "
-                        f"of {size.what} has the fixed size {int(expr)} there{where}, perhaps as what the "
-                        "code between the graphs returns has no open size"
-                    )
-                return None
+            there = f"has the fixed size {int(expr)} there{where}"
             tied = (
                 f"fixes it to {int(expr)}{where}: something with {int(expr)} entries meets the rows"
             )
         else:
+            there = f"is tied to other sizes there ({expr})"
             tied = f"ties it to other sizes ({expr})"
+        if behind := dynamo_graphs.resumed_at(gm):
+            if kind != "backward":
+                warn(
+                    f"{options.name!r}: the graph behind the break at {behind} is not split: the batch of "
+                    f"{size.what} {there}, perhaps as what the code between the graphs returns has no open "
+                    "size"
+                )
+            return None
         ways = [*_unnamed(options.in_axes), "name only arguments with a batch in in_axes"]
         ways.append("compute what depends on the size outside the scheduled function")
         raise SeparabilityError(

@@ -619,3 +619,28 @@ def test_a_break_inside_of_a_nested_schedule_is_told_at_its_own_line() -> None:
     said = [str(w.message) for w in told if "graph break at" in str(w.message)]
     line = inner.__code__.co_firstlineno + 2
     assert said and all(f"test_told.py:{line}: " in text for text in said), said
+
+
+INTERACTIVE = """
+def fn(x):
+    y = torch.sort(x)[0]
+    torch._dynamo.graph_break()
+    return y + 1
+"""
+
+
+@pytest.mark.parametrize("file", ["<stdin>", "<string>"])
+def test_a_break_in_code_without_a_file_is_not_taken_for_this_packages(file: str) -> None:
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(INTERACTIVE, file, "exec"), names)
+
+    class Calls(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return names["fn"](x)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dfx.schedule(nn.Sequential(Calls()), "branches")(torch.randn(64))
+    said = [str(w.message) for w in told if "graph break at" in str(w.message)]
+    assert said and all(f"graph break at {file}:4: " in text for text in said), said
+    assert not any("dynaflow_xla is called" in text for text in said)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -87,7 +87,7 @@ def product(ins: Sequence[Any], out: Any, params: dict[str, Any]) -> tuple[float
     if ragged is not None:
         return flops, ns * ins[2].shape[-1] / _RAGGED
     if jnp.issubdtype(out.dtype, jnp.floating):
-        ns = _laid_out_ns(_Matrices.of(ins, numbers), ins, params, ns)
+        ns = _laid_out_ns(ins, params, ns)
     apart = (
         math.prod(x.shape)
         for x, dims in zip(ins[:2], batches, strict=True)
@@ -96,55 +96,35 @@ def product(ins: Sequence[Any], out: Any, params: dict[str, Any]) -> tuple[float
     return flops, ns + GEMM_LAID_OUT_NS * sum(apart)
 
 
-class _Matrices(NamedTuple):
-    """Sizes of the matrices that a ``dot_general`` multiplies, and how many there are."""
-
-    number: int
-    rows: int
-    columns: int
-    depth: int
-
-    @staticmethod
-    def of(ins: Sequence[Any], numbers: Any) -> _Matrices:
-        """Of these factors with these dimension numbers."""
-        contract, batches = numbers
-        number = math.prod(ins[0].shape[d] for d in batches[0])
-        depth = math.prod(ins[0].shape[d] for d in contract[0])
-        rows, columns = (math.prod(x.shape) // max(1, number * depth) for x in ins[:2])
-        return _Matrices(number, rows, columns, depth)
-
-
-def _laid_out_ns(
-    sizes: _Matrices, ins: Sequence[Any], params: dict[str, Any], computing: float
-) -> float:
+def _laid_out_ns(ins: Sequence[Any], params: dict[str, Any], computing: float) -> float:
     """Nanoseconds of products of floating point numbers, with what their shapes and layouts cost.
 
     Args:
-        sizes: Of what is multiplied.
         ins: The factors.
         params: The equation's.
         computing: What their operations take where sizes are even and all lies in order.
     """
-    number, rows, columns, depth = sizes
-    (left_summed, right_summed), _ = params["dimension_numbers"]
-    elements = [math.prod(x.shape) for x in ins[:2]]
-    places = zip(ins[:2], (left_summed, right_summed), (True, False), strict=True)
-    moved = sum(
-        _MOVED_NS * n * _is_moved(x, summed, last)
-        for n, (x, summed, last) in zip(elements, places, strict=True)
+    left, right = ins[:2]
+    numbers = params["dimension_numbers"]
+    (left_summed, right_summed), _ = numbers
+    number, rows, columns, depth = sharing.Matrices.of(ins, numbers)
+    left_size, right_size = math.prod(left.shape), math.prod(right.shape)
+    behind = len(left.shape) - len(left_summed)  # where a left factor's sums have to begin
+    moved = _MOVED_NS * (
+        left_size * _is_moved(left_summed, behind) + right_size * _is_moved(right_summed)
     )
     if min(rows, columns, depth) <= 1 or max(rows, columns, depth) <= _INLINED:
         return computing + moved
-    right_turned = right_summed[-1] == len(ins[1].shape) - 1
+    right_turned = right_summed[-1] == len(right.shape) - 1
     small = number > 1 and max(rows, columns, depth) < _SMALLEST
-    if small or not sharing.is_product_of_ynnpack(ins[0], ins[1], params):
-        ns = computing * (
-            1.0 if right_turned else _crowding(columns * ins[1].dtype.itemsize, depth)
-        )
-        if len(ins[0].shape) - 1 not in left_summed:
-            ns += _packing(rows * ins[0].dtype.itemsize) * elements[0]
+    if small or not sharing.is_product_of_ynnpack(left, right, params):
+        ns = computing
+        if len(left.shape) - 1 not in left_summed:
+            ns += _packing(rows * left.dtype.itemsize) * left_size
         if right_turned:
-            ns += _packing(depth * ins[1].dtype.itemsize) * elements[1]
+            ns += _packing(depth * right.dtype.itemsize) * right_size
+        else:
+            ns += computing * (_crowding(columns * right.dtype.itemsize, depth) - 1)
         return ns + moved + (_EIGEN_NS * number if number > 1 else 0.0)
     step = _VECTOR if columns > _VECTOR // 2 else _VECTOR // 2
     uneven = columns % step != 0
@@ -153,20 +133,19 @@ def _laid_out_ns(
     if depth % 2 and columns < _NARROW:
         ns += _ODD_SUM_NS * number * rows
     if right_turned:
-        ns += (_SEVERAL_TURNED_NS if number > 1 else _TURNED_NS) * elements[1]
+        ns += (_SEVERAL_TURNED_NS if number > 1 else _TURNED_NS) * right_size
     return ns + moved + (_YNNPACK_NS * number if number > 1 else 0.0)
 
 
-def _is_moved(x: Any, summed: Sequence[int], last: bool) -> bool:
-    """Whether XLA transposes a factor first to sum over several dimensions as if they were one.
+def _is_moved(summed: Sequence[int], first: int | None = None) -> bool:
+    """Whether XLA transposes a factor first to sum over several of its dimensions as if they were one.
 
     Args:
-        x: The factor.
-        summed: Its dimensions, in the order of the other one's.
-        last: They have to be its last ones, as in a left factor; else they may stand anywhere together.
+        summed: They, in the order of the other factor's.
+        first: Where they have to begin; None: anywhere.
     """
-    first = len(x.shape) - len(summed) if last else summed[0] if summed else 0
-    return len(summed) > 1 and tuple(summed) != tuple(range(first, first + len(summed)))
+    first = summed[0] if first is None and summed else first
+    return len(summed) > 1 and list(summed) != [*range(first or 0, (first or 0) + len(summed))]
 
 
 def _packing(row_bytes: int) -> float:
@@ -176,10 +155,10 @@ def _packing(row_bytes: int) -> float:
 
 def _crowding(row_bytes: int, depth: int) -> float:
     """How much longer a product takes with so many such rows in its right factor."""
-    worst = next((more for size, more in _CROWDED.items() if row_bytes % size == 0), 1.0)
-    if depth > _CROWDED_ROWS or depth <= _CROWDING_ROWS:
-        return worst if depth > _CROWDED_ROWS else 1.0
-    return min(worst, _HALF_CROWDED)
+    if depth <= _CROWDING_ROWS:
+        return 1.0
+    most = _HALF_CROWDED if depth <= _CROWDED_ROWS else math.inf
+    return min(most, next((more for n, more in _CROWDED.items() if row_bytes % n == 0), 1.0))
 
 
 def convolution(ins: Sequence[Any], out: Any, params: dict[str, Any]) -> tuple[float, float]:

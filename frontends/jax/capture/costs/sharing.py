@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 _DEEP = 1024
 """Longer sums are cut into pieces anyway."""
@@ -38,6 +38,25 @@ _FEW_CHANNELS = 16
 """It leaves convolutions between so many to Eigen."""
 
 
+class Matrices(NamedTuple):
+    """Sizes of the matrices that a ``dot_general`` multiplies, and how many there are."""
+
+    number: int
+    rows: int
+    columns: int
+    depth: int
+
+    @staticmethod
+    def of(factors: Sequence[Any], numbers: Any) -> Matrices:
+        """Of two factors, abstractly, with these dimension numbers."""
+        contract, batches = numbers
+        number, depth = (
+            math.prod(factors[0].shape[d] for d in dims[0]) for dims in (batches, contract)
+        )
+        rows, columns = (math.prod(x.shape) // max(1, number * depth) for x in factors[:2])
+        return Matrices(number, rows, columns, depth)
+
+
 def is_tiled(rows: int, columns: int, depth: int) -> bool:
     """Whether YNNPACK makes more than one task of a product."""
     return (rows + columns) * min(depth, _DEEP) >= _TASK or rows * columns >= _TASK_AREA
@@ -51,12 +70,7 @@ def of_product(left: Any, right: Any, params: dict[str, Any]) -> bool:
         right: The second.
         params: The equation's.
     """
-    (contract, batch) = params["dimension_numbers"]
-    rows, columns = (
-        math.prod(x.shape) // max(1, math.prod(x.shape[d] for d in (*summed, *along)))
-        for x, summed, along in zip((left, right), contract, batch, strict=True)
-    )
-    depth = math.prod(left.shape[d] for d in contract[0])
+    _, rows, columns, depth = Matrices.of((left, right), params["dimension_numbers"])
     if is_product_of_ynnpack(left, right, params):
         return is_tiled(rows, columns, depth)
     return 2 * rows * columns * depth >= _EIGEN_FLOPS

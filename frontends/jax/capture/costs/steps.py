@@ -9,13 +9,13 @@ Fitted to XLA:CPU of jaxlib 0.10 on one core; ``benchmarks/studies/loops.py`` sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core as jcore
 
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax.capture.costs import sharing
 from dynaflow_xla.frontends.jax.capture.costs.avals import aval_bytes, size
 from dynaflow_xla.frontends.jax.capture.costs.fused import PRODUCTS
 from dynaflow_xla.frontends.jax.capture.costs.kinds import ELEMENTWISE, TRANSCENDENTAL
@@ -168,12 +168,8 @@ def in_step(made: Work, eqn: Any, name: str, started_ns: float) -> Work:
 
 def is_with_vector(eqn: Any) -> bool:
     """Whether a factor of a ``dot_general`` has no rows of its own: it is a vector."""
-    shapes = [v.aval.shape for v in eqn.invars[:2]]
-    summed = zip(shapes, *eqn.params["dimension_numbers"], strict=True)
-    return any(
-        math.prod(shape) <= math.prod(shape[d] for d in (*contract, *batch))
-        for shape, contract, batch in summed
-    )
+    sizes = sharing.Matrices.of([v.aval for v in eqn.invars], eqn.params["dimension_numbers"])
+    return min(sizes.rows, sizes.columns) <= 1
 
 
 def rows_ns(params: Mapping[str, Any]) -> float:
