@@ -225,5 +225,7 @@ class Planned:
             for region, function in self.functions.items()
             if isinstance(function, KernelRegion)
         ]
+        merged = self.captured.merged
+        once = [f"{merged} operators repeat what others compute, and run once"] if merged else []
         unused = capture.marks_inside(self.captured)
-        return [*self.pg.notes, *self.plan.notes, *self.notes, *unused, *kernels]
+        return [*self.pg.notes, *once, *self.plan.notes, *self.notes, *unused, *kernels]

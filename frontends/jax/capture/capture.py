@@ -18,6 +18,7 @@ from jax.extend import core as jcore
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.capture import costs, marks, parameters, sharding
+from dynaflow_xla.frontends.jax.capture.equal import Equal
 from dynaflow_xla.ir.graph import Graph, Operator, OuterKind, OuterReason, Source, Value
 from dynaflow_xla.ir.work import Work
 
@@ -69,6 +70,7 @@ class Captured:
         keeps_rules: Calls with derivative rules of their own are one operator.
         loops: Operator index -> the loop with a scheduled body that runs in its place.
         consts: Values of the first inputs, if the trace met them and callers do not give them.
+        merged: How many equations are no operator, since an equal one is.
     """
 
     graph: Graph
@@ -80,6 +82,7 @@ class Captured:
     keeps_rules: bool = False
     loops: dict[int, Loop] = field(default_factory=dict, compare=False)
     consts: tuple[Any, ...] = field(default=(), compare=False)
+    merged: int = 0
 
     def equation(self, index: int) -> Any:
         """The equation that runs for an operator."""
@@ -316,6 +319,7 @@ class _Builder:
         self.calls: Counter[str] = Counter()
         self.mark_numbers: dict[Any, int] = {}
         self.generated: set[int] = set()
+        self.equal = Equal()
 
     def value(self, aval: Any, producer: int) -> int:
         if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
@@ -371,9 +375,9 @@ class _Builder:
             for component in local:
                 if marks.is_mark(component):
                     marked.setdefault(component, call_path)
-            key = None if self.keep_rules and name in _RULES else INLINE.get(name)
-            if key is not None and key in eqn.params:
-                inner = eqn.params[key]
+            called = None if self.keep_rules and name in _RULES else INLINE.get(name)
+            if called is not None and called in eqn.params:
+                inner = eqn.params[called]
                 consts = list(getattr(inner, "consts", ()))
                 inner = getattr(inner, "jaxpr", inner)
                 if name in _RECOMPUTED and eqn.params.get("differentiated"):
@@ -397,20 +401,26 @@ class _Builder:
             if sharding.changes_nothing(eqn):
                 env.update(zip(eqn.outvars, atoms, strict=True))
                 continue
+            reason = outer_reason(eqn)
+            read_values = [a for a in atoms if isinstance(a, int)]
+            generator = name in costs.GENERATORS and self.generated.issuperset(read_values)
+            flops, moved, cost, spread = Work() if generator else costs.estimate(eqn)
+            mark = marks.find_mark(inner_scope, self.mark_numbers, marked)
+            key = None if reason else self.equal.key(eqn, atoms, (mark, own))
+            if (first := self.equal.found(key, eqn, atoms, cost)) is not None:
+                env.update(zip(eqn.outvars, first, strict=True))
+                continue
             index = len(self.ops)
             outputs = tuple(self.value(var.aval, index) for var in eqn.outvars)
+            self.equal.made(key, outputs, atoms, cost)
             for var, number in zip(eqn.outvars, outputs, strict=True):
                 env[var] = number
             payload = eqn.replace(
                 invars=[self.variables[a] if isinstance(a, int) else a for a in atoms],
                 outvars=[self.variables[n] for n in outputs],
             )
-            reason = outer_reason(eqn)
-            read_values = [a for a in atoms if isinstance(a, int)]
-            generator = name in costs.GENERATORS and self.generated.issuperset(read_values)
             if generator:
                 self.generated.update(outputs)
-            flops, moved, cost, spread = Work() if generator else costs.estimate(eqn)
             self.ops.append(
                 Operator(
                     index=index,
@@ -427,7 +437,7 @@ class _Builder:
                     outer=bool(reason),
                     outer_reason=reason,
                     generator=generator,
-                    mark=marks.find_mark(inner_scope, self.mark_numbers, marked),
+                    mark=mark,
                     function=own,
                     source=_compat.user_source(eqn) or caller,
                     params=parameters.text(payload),
@@ -478,4 +488,7 @@ def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) 
         outputs=graph_outputs,
         input_names=tuple(names),
     )
-    return Captured(graph, builder.variables, outputs, is_value, builder.avals, jaxpr, keep_rules)
+    return Captured(
+        graph, builder.variables, outputs, is_value, builder.avals, jaxpr, keep_rules,
+        merged=builder.equal.merged,
+    )  # fmt: skip

@@ -9,9 +9,9 @@ import jax
 
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax.backend import Refused
-from dynaflow_xla.frontends.jax.capture import in_place, sharding
+from dynaflow_xla.frontends.jax.capture import sharding
 from dynaflow_xla.frontends.jax.capture.capture import Captured
-from dynaflow_xla.frontends.jax.capture.mutation import sharing
+from dynaflow_xla.frontends.jax.capture.mutation import in_place, sharing
 from dynaflow_xla.frontends.jax.lanes import device_stage
 from dynaflow_xla.frontends.jax.lanes.entry import LaneEntry
 from dynaflow_xla.frontends.jax.regions import one_pass

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.jax.capture import in_place
+from dynaflow_xla.frontends.jax.capture.mutation import in_place
 from dynaflow_xla.frontends.jax.planned import Planned
 from dynaflow_xla.planning.instructions import Launch
 from dynaflow_xla.strategies.base import user_line
