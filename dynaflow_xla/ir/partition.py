@@ -95,10 +95,16 @@ def live(graph: Graph) -> list[int]:
     needed = set(graph.outputs)
     found = []
     for op in reversed(graph.ops):
-        if op.outer or op.once or any(v in needed for v in op.outputs):
+        if _runs_in_any_case(op) or any(v in needed for v in op.outputs):
             needed.update(op.inputs)
             found.append(op.index)
     return found[::-1]
+
+
+def _runs_in_any_case(op: Operator) -> bool:
+    """Whether an operator does more than to compute; to be of a type that is not handed over is nothing."""
+    reason = op.outer_reason
+    return op.once or (op.outer and (reason is None or reason.kind is not OuterKind.LAYOUT))
 
 
 def _generated(graph: Graph, needed: list[int], seeds: dict[int, Seed], phases: Phases) -> set[int]:
