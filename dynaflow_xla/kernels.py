@@ -15,6 +15,9 @@ import numpy as np
 from dynaflow_xla import machine
 from dynaflow_xla.errors import PlanError, PlanTypeError, UnsupportedError, bad_argument, checks
 
+_MOST_CORES = 1024
+"""Of a lane: XLA starts a thread for each, and for tens of thousands it never comes back."""
+
 Parameter = tuple[str, int] | bytes | np.generic
 
 
@@ -225,6 +228,11 @@ class Lanes:
                 Integral,
                 f"width must be an integer >= 1, cores of a lane; got {self.width!r}",
             )
+        if width is not None and width > _MOST_CORES:
+            raise PlanError(
+                f"width must be at most {_MOST_CORES} cores; got {width}: each is a thread. Leave width out "
+                "and lanes share out the cores that there are"
+            )
         object.__setattr__(self, "width", width)
         one_pass: Any = self.one_pass
         if not isinstance(one_pass, bool):
@@ -286,7 +294,8 @@ def thread_lanes(count: int) -> int:
         why = machine.bound_by()
         raise PlanError(
             f"lanes must not exceed the cores this process may use, {cores}; got {count}. More lanes "
-            "than cores would wait for each other on one core; leave lanes=None for the default. Lanes "
-            f"that are streams of a GPU: lanes=dfx.Lanes({count})" + (why and f". {why}")
+            "than cores would wait for each other on one core; leave lanes=None for the default, or take "
+            f"lanes=dfx.Lanes({count}, width=1), which take turns on the cores. On a GPU, whose lanes are "
+            f"streams, lanes=dfx.Lanes({count}) is right" + (why and f". {why}")
         )
     return count

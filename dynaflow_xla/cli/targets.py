@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dynaflow_xla as dfx
 from dynaflow_xla import dispatch, published
@@ -200,6 +200,8 @@ def _needed(fn: Any) -> list[str]:
 def _framework(fn: Any, shapes: Sequence[str]) -> str:
     if not any(_SHAPE.fullmatch(one.strip()) for one in shapes):
         return ""
+    for one in shapes:  # or what is wrong with it is told only once the framework is known
+        _parsed(one.strip())
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(fn, torch.nn.Module):
         return "torch"
@@ -215,12 +217,28 @@ def _framework(fn: Any, shapes: Sequence[str]) -> str:
 
 
 def _argument(text: str, framework: str, seed: int) -> Any:
-    text = text.strip()
+    parsed = _parsed(text.strip())
+    if isinstance(parsed, _Shape):
+        return dispatch.frontend(framework).example(parsed.shape, parsed.dtype, seed)
+    return parsed
+
+
+class _Shape(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def _parsed(text: str) -> Any:
+    """The shape, or the literal's value.
+
+    Raises:
+        TargetError: it is neither.
+    """
     if found := _SHAPE.fullmatch(text):
         if found[1] not in _DTYPES:
             raise TargetError(f"{text!r}: the type must be one of {', '.join(_DTYPES)}")
         shape = tuple(int(n) for n in found[2].split(",") if n.strip())
-        return dispatch.frontend(framework).example(shape, _DTYPES[found[1]], seed)
+        return _Shape(_DTYPES[found[1]], shape)
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -460,7 +460,9 @@ def sizes_of(strategy: Strategy, context: Context) -> tuple[tuple[int, ...], Spl
         )
     if split.count > batch:
         raise PlanError(
-            f"strategy {strategy!r} asks for {split.count} nano-batches; the batch has {batch} rows"
+            f"strategy {strategy!r} asks for {split.count} nano-batches; the batch has {batch} "
+            f"row{'s' if batch > 1 else ''}. Where batches may be so small, return "
+            f"dfx.Split.even(min({split.count}, ctx.batch_size)) from split(ctx)"
         )
     if split.sizes and sum(split.sizes) != batch:
         raise PlanError(

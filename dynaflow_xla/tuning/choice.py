@@ -188,6 +188,23 @@ def to_disk(key: str | None, choice: Choice) -> None:
         autotune.store(key, {"choice": choice.candidate, **decision})
 
 
+def instead_of(before: C | None, made: C, name: str) -> C:
+    """What holds after ``dfx.tune``: what it made, unless that measured nothing and what was before did.
+
+    Args:
+        before: What was decided before; None: nothing.
+        made: What is decided now.
+        name: Of the function.
+    """
+    if before is None or made.medians_ms or not before.medians_ms:
+        return made
+    telling.fallback(
+        f"tune measured nothing of {name!r} ({made.reason}); what was measured before stays: "
+        f"{the(before.name)} runs"
+    )
+    return before
+
+
 def tuned(strategy: Any, budget_s: Any, choose: Callable[[quiet.ActivityWatch], T]) -> T:
     """Decides within the user's seconds, while nothing else of this process is measured.
 

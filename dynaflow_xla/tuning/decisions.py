@@ -54,7 +54,7 @@ class Decisions(Generic[C]):
         self._made: Recent[Any, C] = Recent(_MAX_DECISIONS)
         self._while_far: Recent[Any, tuple[C, int]] = Recent(_MAX_DECISIONS)
         self._calls: Recent[Any, int] = Recent(_MAX_DECISIONS)
-        self._checked: Recent[Any, C] = Recent(_MAX_DECISIONS)  # what is measured a second time
+        self._checked: Recent[Any, C] = Recent(_MAX_DECISIONS)  # what is measured once more
         self._last: tuple[Any, C, bool] | None = None  # and whether it is known to have come again
         # By what a signature hashes to: two that share a number are decided for a call earlier or later.
         self._unused: Recent[int, bool] = Recent(most_unused)
@@ -114,7 +114,7 @@ class Decisions(Generic[C]):
             self._made.pop(signature)
             self._last = None
             self._calls.pop(signature)
-            if choice.later.checks:
+            if choice.later.checks or choice.medians_ms:
                 self._checked[signature] = choice
             self.purse.earned(choice.later)
             self.changes += 1
@@ -178,7 +178,8 @@ class Decisions(Generic[C]):
         def measured(watch: quiet.ActivityWatch) -> C:
             if (made := self.decided(signature)) is not None:  # another thread may have been here
                 return made
-            if (checked := self._checked.get(signature)) is not None:
+            checked = self._checked.get(signature)
+            if checked is not None and checked.later is not None and checked.later.checks:
                 return keep(signature, _second(checked, choose, watch))
             before, times = self._while_far.get(signature, (None, 0))
             if before is not None and distance.are_far() and distance.may_come_near():
@@ -187,7 +188,9 @@ class Decisions(Generic[C]):
                 made = choose(watch)
             except autotune.BudgetTooSmall as error:
                 made = self._unmeasured(str(error))
-            if before and not made.planned and _fastest(before) not in made.medians_ms:
+            if checked is not None and not made.medians_ms:
+                made = _final(checked)  # what it was measured with cannot be measured any more
+            elif before and not made.planned and _fastest(before) not in made.medians_ms:
                 made = before  # there are no seconds left for more
             elif _may_change(made, margin) and times + 1 < _MEASURED_FAR:
                 self.wait_for_near(signature, made, times + 1)

@@ -265,7 +265,10 @@ def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
         )
 
     def choose(watch: quiet.ActivityWatch) -> auto.Choice:
+        signature = fast._signature(args, kwargs)
+        before = fast.decisions.decided(signature)
         choice = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
-        return fast.decide(fast._signature(args, kwargs), choice)  # type: ignore[no-any-return]
+        chosen = choosing.instead_of(before, choice, fast._options.name)
+        return fast.decide(signature, chosen)  # type: ignore[no-any-return]
 
     return choosing.tuned(fast._options.strategy, budget_s, choose)

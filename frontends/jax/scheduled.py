@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -169,6 +170,8 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
 
     def with_way_out(self, error: TypeError, args: Any, kwargs: Any) -> TypeError:
         """JAX's error about an argument that it cannot trace, with what can be done about it."""
+        if not re.search("abstract array|JAX type|JAX array", str(error)):
+            return error  # of another kind; modules of some libraries hold functions, which are no fault
         _, *dynamic = self.programs.split_static(args, kwargs)
         way_out = effects.untraceable(self._name, *dynamic)
         if not way_out or way_out in str(error):

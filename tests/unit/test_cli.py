@@ -52,6 +52,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["explain", "math:pi"], "is no function or model; it is a float"),
         (["explain", "collections:Counter"], "is a class. With --factory"),
         (["explain", "math:sqrt", "f99[2]", "--framework", "jax"], "the type must be one of"),
+        (["explain", "math:sqrt", "f32[3]", "q32[2]"], "the type must be one of"),
+        (["explain", "math:sqrt", "f32[3]", "f32[-2]"], "a shape such as f32[8,128] or s32[]"),
         (["explain", "math:sqrt", "x+1"], "a shape such as f32[8,128] or s32[], or a Python literal"),
         (["explain", "math:sqrt", "1", "--args", "math:pi"], "leave one of them out"),
         (["explain", "math:sqrt", "--args", "math:pi"], "a tuple of arguments, a mapping"),

@@ -228,6 +228,11 @@ def test_handles_tell_what_is_behind_them(make: Make) -> None:
     [
         (dfx.Split.even(2), None, "must know the batch: pass in_axes"),
         (dfx.Split.even(5), 4, "asks for 5 nano-batches; the batch has 4 rows"),
+        (
+            dfx.Split.even(2),
+            1,
+            "the batch has 1 row. Where .* dfx.Split.even\\(min\\(2, ctx.batch_size",
+        ),
         (dfx.Split.of_sizes([3, 2]), 4, "must make up the batch of 4; they have 5"),
         (2, 4, "split must return a dfx.Split; got 2"),
     ],

@@ -113,6 +113,8 @@ def _parameter(value: Any) -> Any:
         return _body(value)
     if isinstance(value, (tuple, list)):
         return tuple(map(_parameter, value))
+    if isinstance(value, (int, float, complex, np.generic)):  # 0.0 == -0.0, 1 == True
+        return type(value), str(value)
     return value
 
 

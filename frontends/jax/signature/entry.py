@@ -80,7 +80,7 @@ def _build(
     rules = options.rules
     if rules is None and not options.default_cut:
         made = strategy.rules(graph)
-        rules = None if made is None else as_rules(made)
+        rules = None if made is None else as_rules(made, f"rules of strategy {strategy!r}")
     rules = backend.rules(rules, captured)
     program_ns = _program_ns(graph) if alone and backend.cores() else 0.0
     cores = backend.cores()

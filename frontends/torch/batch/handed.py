@@ -147,7 +147,7 @@ def _lying(rows: torch.Tensor, layout: StridedLayout, how: Joined) -> torch.Tens
     if lies:
         return rows
     made = layout.of_type(rows.dtype).empty()
-    rows_of(made, how.axis, 0, layout.shape[how.axis], how.runs).copy_(rows)
+    place(rows_of(made, how.axis, 0, layout.shape[how.axis], how.runs), rows, how.shared)
     return made
 
 

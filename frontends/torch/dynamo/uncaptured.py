@@ -47,6 +47,11 @@ _WEAK = frozenset((weakref.__file__, weakref.WeakSet.__init__.__code__.co_filena
 
 _IMPORTS = "<frozen importlib"
 
+_LOOKUPS = frozenset(
+    "__getattribute__ __getattr__ __getitem__ __contains__ __len__ __eq__ __hash__".split()
+)
+"""What Dynamo's guards call of objects that the function reads, before a frame of it begins."""
+
 _STATES = (random.Random.getstate.__code__, random.Random.setstate.__code__)
 """What Dynamo calls around its work, whatever frame is the innermost."""
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD")
@@ -90,6 +95,7 @@ def told(tell: Callable[[str], None], runner: types.CodeType) -> Iterator[None]:
         freeing = code.co_name == "__del__" or code.co_filename in _WEAK or id(code) in collected
         # What a module does when it is imported happens once in any case; Dynamo's work is told apart.
         beside = code.co_filename.startswith(_IMPORTS) or code.co_filename == captures.CONVERTING
+        beside = beside or (code.co_name in _LOOKUPS and _is_internal(frame.f_back))
         if event == "call" and (code is runner or freeing or beside):
             inside = frame
         elif event == "call" and _may_have_effects(code, frame.f_back):
@@ -118,6 +124,10 @@ def not_told() -> Iterator[None]:
         yield
     finally:
         sys.setprofile(watch)
+
+
+def _is_internal(caller: types.FrameType | None) -> bool:
+    return caller is not None and is_internal(caller.f_code.co_filename)
 
 
 def _may_have_effects(code: types.CodeType, caller: types.FrameType | None) -> bool:

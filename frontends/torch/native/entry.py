@@ -189,7 +189,7 @@ def cut(captured: Captured, options: Settings, phases: Phases = ONE_PHASE) -> Pa
     if rules is None:
         with with_data():  # what the user's code computes is no part of the capture
             made = options.strategy.rules(graph)
-        rules = None if made is None else as_rules(made)
+        rules = None if made is None else as_rules(made, f"rules of strategy {options.strategy!r}")
     return _with_network(partition(graph, rules, phases=phases))
 
 

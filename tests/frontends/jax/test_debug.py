@@ -154,5 +154,5 @@ def test_tools_under_a_guard_against_transfers() -> None:
         assert dfx.verify(fast, x, y).bit_equal
         assert dfx.profile(fast, x, y).total_ns > 0
         assert dfx.debug(fast, x, y).ok
-        dfx.tune(auto, x, y, budget_s=2.0)
+        dfx.tune(auto, x, y, budget_s=60.0)
         auto(x, y)

@@ -161,3 +161,14 @@ def test_a_module_with_a_default_that_was_put_together_again() -> None:
     x = jnp.linspace(-1.0, 1.0, 6)
     fast = dfx.schedule(module, "branches")
     assert (fast(x) == module(x)).all() and "Layer" in dfx.explain(fast, x)
+
+
+@pytest.mark.parametrize("strategy", ["branches", "auto"])
+def test_a_wrong_shape_is_told_as_that(strategy: str) -> None:
+    """The functions that a model holds are no arguments that cannot be traced."""
+    net = eqx.nn.MLP(16, 16, 8, 2, key=jax.random.key(0))
+    fast = dfx.schedule(lambda net, x: jax.vmap(net)(x), strategy)
+    fast(net, jnp.ones((4, 16)))
+    with pytest.raises(TypeError, match="contracting dimensions") as raised:
+        fast(net, jnp.ones((4, 5)))
+    assert "cannot trace" not in str(raised.value)

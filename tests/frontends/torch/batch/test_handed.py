@@ -245,3 +245,24 @@ def test_compiled_autograd() -> None:
             m(x)[0].square().sum().backward()
 
     both(model, fast, enabled, torch.randn(6, 5))
+
+
+@pytest.mark.filterwarnings("ignore:.* is split although it is not proved")
+@pytest.mark.parametrize("sizes", [[2, 4], [5, 1]])
+def test_an_expanded_mask_is_kept(sizes: list[int]) -> None:
+    """Its rows lie on the same memory along a dimension, which can be written once only."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.last = nn.Linear(1, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            y = self.embed(x[..., None])
+            mask = (x > 0)[..., None].expand_as(y)
+            return self.last(y.masked_scatter(mask, torch.sin(y)))
+
+    model = Masked()
+    fast = dfx.schedule(copy.deepcopy(model), dfx.NanoBatch(sizes), in_axes=0)
+    x = torch.randn(6, 5).abs()  # as many are taken in every row
+    both(model, fast, lambda m, given: m(given).square().sum().backward(), x)

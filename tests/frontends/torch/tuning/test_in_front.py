@@ -150,3 +150,50 @@ def test_what_the_original_refuses_is_told_by_it_alone(strategy: Any) -> None:
             with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
                 asked(torch.randn(4, 7))
         torch.testing.assert_close(fast(x), model(x))
+
+
+class Renamed:
+    """As the configurations of transformers: every attribute is looked up under its other name first."""
+
+    other_names: dict[str, str] = {}
+
+    def __init__(self) -> None:
+        self.turns = 3
+
+    def __getattribute__(self, key: str) -> Any:
+        if key != "other_names" and key in super().__getattribute__("other_names"):
+            key = self.other_names[key]
+        return super().__getattribute__(key)
+
+
+class Configured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.layer = Renamed(), nn.Linear(64, 64)
+
+    def forward(self, x: Any) -> Any:
+        for _ in range(self.config.turns):
+            x = self.layer(x).sort(0)[0] + x.sort(1)[0]
+        return x
+
+
+def test_what_guards_look_up_is_not_in_front() -> None:
+    """From the second call on Dynamo reads the configuration before the function begins."""
+    fast, x = dfx.schedule(Configured(), dfx.Auto(min_cost_ns=0.0)), torch.randn(512, 64)
+    with torch.no_grad():
+        fast(x)
+        for _ in range(2):
+            assert dfx.tune(fast, x, budget_s=60.0).medians_ms
+            assert "in front of its first graph" not in dfx.explain(fast, x)
+
+
+def test_tune_that_measures_nothing_leaves_what_was_measured() -> None:
+    model, x = Configured(), torch.randn(512, 64)
+    fast = dfx.schedule(model, dfx.Auto(min_cost_ns=0.0))
+    with torch.no_grad():
+        before = dfx.tune(fast, x, budget_s=60.0)
+        handle = model.register_forward_hook(lambda *_: None)
+        with pytest.warns(dfx.FallbackWarning, match="tune measured nothing of .* has hooks"):
+            assert dfx.tune(fast, x, budget_s=60.0) == before
+        handle.remove()
+        assert str(before.reason) in dfx.explain(fast, x)
