@@ -15,8 +15,8 @@ import numpy as np
 from dynaflow_xla import machine
 from dynaflow_xla.errors import PlanError, PlanTypeError, UnsupportedError, bad_argument, checks
 
-_MOST_CORES = 1024
-"""Of a lane: XLA starts a thread for each, and for tens of thousands it never comes back."""
+_MOST_CORES = 4096
+"""Of all lanes: XLA starts a thread for each, and for tens of thousands it never comes back."""
 
 Parameter = tuple[str, int] | bytes | np.generic
 
@@ -228,11 +228,6 @@ class Lanes:
                 Integral,
                 f"width must be an integer >= 1, cores of a lane; got {self.width!r}",
             )
-        if width is not None and width > _MOST_CORES:
-            raise PlanError(
-                f"width must be at most {_MOST_CORES} cores; got {width}: each is a thread. Leave width out "
-                "and lanes share out the cores that there are"
-            )
         object.__setattr__(self, "width", width)
         one_pass: Any = self.one_pass
         if not isinstance(one_pass, bool):
@@ -243,6 +238,11 @@ class Lanes:
                 self.count, Integral, f"lanes must be an integer >= 1; got {self.count!r}"
             )
         object.__setattr__(self, "count", _checked_count(count))
+        if width is not None and count * width > _MOST_CORES:
+            raise PlanError(
+                f"lanes must have at most {_MOST_CORES} cores together, each is a thread; got {count} of "
+                f"width {width}. Leave width out and they share out the cores that there are"
+            )
         for what in ("priorities", "sms"):
             given: Any = getattr(self, what)
             made = _integers(given)

@@ -461,8 +461,8 @@ def sizes_of(strategy: Strategy, context: Context) -> tuple[tuple[int, ...], Spl
     if split.count > batch:
         raise PlanError(
             f"strategy {strategy!r} asks for {split.count} nano-batches; the batch has {batch} "
-            f"row{'s' if batch > 1 else ''}. Where batches may be so small, return "
-            f"dfx.Split.even(min({split.count}, ctx.batch_size)) from split(ctx)"
+            f"row{'s' if batch != 1 else ''}. Where batches may be so small, ask for as many at most: "
+            f"split(ctx) can return dfx.Split.even(min({split.count}, ctx.batch_size or 1))"
         )
     if split.sizes and sum(split.sizes) != batch:
         raise PlanError(

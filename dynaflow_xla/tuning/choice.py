@@ -192,11 +192,11 @@ def instead_of(before: C | None, made: C, name: str) -> C:
     """What holds after ``dfx.tune``: what it made, unless that measured nothing and what was before did.
 
     Args:
-        before: What was decided before; None: nothing.
+        before: What was decided by measuring before; None: nothing.
         made: What is decided now.
         name: Of the function.
     """
-    if before is None or made.medians_ms or not before.medians_ms:
+    if before is None or made.medians_ms:
         return made
     telling.fallback(
         f"tune measured nothing of {name!r} ({made.reason}); what was measured before stays: "

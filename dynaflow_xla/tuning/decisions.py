@@ -82,6 +82,15 @@ class Decisions(Generic[C]):
                 self._last = (signature, choice, True)
         return choice
 
+    def measured(self, signature: Any) -> C | None:
+        """The last decision that was measured, also where it is to be measured once more; else None."""
+        with self._lock:
+            far, _ = self._while_far.get(signature, (None, 0))
+            for choice in (self._made.get(signature), far, self._checked.get(signature)):
+                if choice is not None:
+                    return choice if choice.medians_ms else None
+        return None
+
     def values(self) -> list[C]:
         """All that was decided."""
         return self._made.values()
@@ -179,7 +188,7 @@ class Decisions(Generic[C]):
             if (made := self.decided(signature)) is not None:  # another thread may have been here
                 return made
             checked = self._checked.get(signature)
-            if checked is not None and checked.later is not None and checked.later.checks:
+            if checked is not None and _is_check(checked):
                 return keep(signature, _second(checked, choose, watch))
             before, times = self._while_far.get(signature, (None, 0))
             if before is not None and distance.are_far() and distance.may_come_near():
@@ -198,9 +207,10 @@ class Decisions(Generic[C]):
             return keep(signature, made)
 
         def give_up(reason: str) -> C:
-            if (checked := self._checked.get(signature)) is not None:
-                return keep(signature, _final(checked))
             before, _ = self._while_far.get(signature, (None, 0))
+            checked = self._checked.get(signature)
+            if checked is not None and (before is None or _is_check(checked)):
+                return keep(signature, _final(checked))
             return keep(signature, before or self._unmeasured(reason))
 
         with telling.warning_last():
@@ -283,6 +293,10 @@ def _second(first: C, choose: Callable[[quiet.ActivityWatch], C], watch: quiet.A
     except autotune.BudgetTooSmall:
         return _final(first)
     return made if first.candidate in made.medians_ms else _final(first)
+
+
+def _is_check(made: Choice) -> bool:
+    return made.later is not None and made.later.checks
 
 
 def _final(made: C) -> C:

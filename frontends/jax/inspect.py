@@ -266,9 +266,11 @@ def tune(fast: Any, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
 
     def choose(watch: quiet.ActivityWatch) -> auto.Choice:
         signature = fast._signature(args, kwargs)
-        before = fast.decisions.decided(signature)
-        choice = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
-        chosen = choosing.instead_of(before, choice, fast._options.name)
-        return fast.decide(signature, chosen)  # type: ignore[no-any-return]
+        made = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
+        before = fast.decisions.measured(signature)  # now: a call may have changed it meanwhile
+        choice = choosing.instead_of(before, made, fast._options.name)
+        if choice is fast.decisions.decided(signature):
+            return choice
+        return fast.decide(signature, choice)  # type: ignore[no-any-return]
 
     return choosing.tuned(fast._options.strategy, budget_s, choose)

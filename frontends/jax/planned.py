@@ -226,6 +226,6 @@ class Planned:
             if isinstance(function, KernelRegion)
         ]
         merged = self.captured.merged
-        once = [f"{merged} operators repeat what others compute, and run once"] if merged else []
+        once = [f"operators that others repeat run once: {merged} were left out"] if merged else []
         unused = capture.marks_inside(self.captured)
         return [*self.pg.notes, *once, *self.plan.notes, *self.notes, *unused, *kernels]

@@ -35,11 +35,23 @@ def test_decided_once_more(checks: bool, again: Any) -> None:
     assert decisions.decided("f") is made
 
 
-@pytest.mark.parametrize("before", [None, UNMEASURED])
-def test_tune_replaces_what_was_not_measured(before: Any) -> None:
+def test_the_last_decision_that_was_measured() -> None:
+    decisions: Decisions[Choice] = Decisions(lambda reason: Choice(None, reason))
+    assert decisions.measured("f") is None
+    decisions.put("f", UNMEASURED)
+    assert decisions.measured("f") is None
+    for checks in (True, False):
+        later = budget.Later(1, 1.0, 0.0, checks=checks)
+        first = decisions.put("f", dataclasses.replace(MEASURED, later=later))
+        assert decisions.measured("f") is first
+        decisions.once_more("f", first)  # it is being measured once more
+        assert decisions.decided("f") is None and decisions.measured("f") is first
+
+
+def test_tune_replaces_what_was_not_measured() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choosing.instead_of(before, UNMEASURED, "f") is UNMEASURED
+        assert choosing.instead_of(None, UNMEASURED, "f") is UNMEASURED
         assert choosing.instead_of(MEASURED, MEASURED, "f") is MEASURED
 
 

@@ -161,6 +161,6 @@ def test_lanes_that_turn_out_to_be_threads() -> None:
         scheduled(dfx.Lanes(3, sms=(0, 32, 16)))(x)
     with pytest.raises(dfx.PlanError, match=r"lanes must not exceed.*dfx\.Lanes\(256, width=1\)"):
         scheduled(dfx.Lanes(256))(x)
-    with pytest.raises(dfx.PlanError, match="width must be at most 1024 cores; got 1000000"):
+    with pytest.raises(dfx.PlanError, match="at most 4096 cores together.* 2 of width 1000000"):
         dfx.Lanes(2, width=1_000_000)
     assert (scheduled(dfx.Lanes(1))(x) == x * 2).all()

@@ -231,7 +231,7 @@ def test_handles_tell_what_is_behind_them(make: Make) -> None:
         (
             dfx.Split.even(2),
             1,
-            "the batch has 1 row. Where .* dfx.Split.even\\(min\\(2, ctx.batch_size",
+            "the batch has 1 row. Where .* dfx.Split.even\\(min\\(2, ctx.batch_size or 1",
         ),
         (dfx.Split.of_sizes([3, 2]), 4, "must make up the batch of 4; they have 5"),
         (2, 4, "split must return a dfx.Split; got 2"),

@@ -310,8 +310,9 @@ def _behind_barrier(inner: Any, call: Any) -> Any:
 
 
 class _Builder:
-    def __init__(self, keep_rules: bool = False) -> None:
+    def __init__(self, keep_rules: bool, merge: bool) -> None:
         self.keep_rules = keep_rules
+        self.merge = merge
         self.values: list[Value] = []
         self.avals: list[Any] = []
         self.variables: list[Any] = []
@@ -406,7 +407,8 @@ class _Builder:
             generator = name in costs.GENERATORS and self.generated.issuperset(read_values)
             flops, moved, cost, spread = Work() if generator else costs.estimate(eqn)
             mark = marks.find_mark(inner_scope, self.mark_numbers, marked)
-            key = None if reason else self.equal.key(eqn, atoms, (mark, own))
+            looked = self.merge and not reason
+            key = self.equal.key(eqn, atoms, (mark, own)) if looked else None
             if (first := self.equal.found(key, eqn, atoms, cost)) is not None:
                 env.update(zip(eqn.outvars, first, strict=True))
                 continue
@@ -446,7 +448,9 @@ class _Builder:
             )
 
 
-def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) -> Captured:
+def capture(
+    closed: Any, n_consts: int, name: str, *, keep_rules: bool = False, merge: bool = False
+) -> Captured:
     """Builds the graph of a closed jaxpr whose constants were made inputs already.
 
     Args:
@@ -455,9 +459,10 @@ def capture(closed: Any, n_consts: int, name: str, *, keep_rules: bool = False) 
         name: Name of the function.
         keep_rules: Keep calls with derivative rules of their own as one operator, so that the
             captured program can be differentiated.
+        merge: Equal equations are one operator, see ``equal``.
     """
     jaxpr = closed.jaxpr
-    builder = _Builder(keep_rules)
+    builder = _Builder(keep_rules, merge)
     env: dict[Any, Any] = {}
     inputs = []
     for var in (*jaxpr.constvars, *jaxpr.invars):

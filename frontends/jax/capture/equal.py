@@ -2,7 +2,12 @@
 
 XLA sees the whole of a program and keeps one of several equal instructions (a matrix of distances under
 three kernels, the forward pass of two losses). A plan gives XLA regions, in which it cannot see what others
-compute. What takes less time than handing its results to another lane stays as often as it is written.
+compute. What takes little more time than handing its results to another lane stays as often as it is
+written.
+
+Nothing is merged where operators are named or counted: under rules and strategies of the user's own, which
+may want a region a call, and with batch axes, since a proof compares programs of several sizes one operator
+with another (and costs differ with size).
 """
 
 from __future__ import annotations
@@ -10,11 +15,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 from jax.extend import core as jcore
 
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax.capture import costs
+from dynaflow_xla.settings import Settings
+from dynaflow_xla.strategies.base import Strategy
+
+_WORTH = 4.0
+"""How many times the time of handing the results over an operator has to take: where a lane has nothing else
+to do, it computes them anew for nothing."""
 
 _LEAST_NS = 10_000.0
 """Shorter ones are repeated: a cut between lanes costs regions, too."""
@@ -26,6 +38,14 @@ numbers each time, and nobody knows what a foreign function does."""
 _Key: TypeAlias = tuple[Hashable, ...]
 
 
+def merges(options: Settings) -> bool:
+    """Whether equal operators of a function that is scheduled so are computed once."""
+    strategy = type(options.strategy)
+    ours = strategy.__module__.startswith("dynaflow_xla.strategies.")
+    named = options.rules is not None or strategy.rules is not Strategy.rules
+    return ours and not named and options.in_axes is None
+
+
 class Equal:
     """Numbers for values, equal ones for what is the same for certain.
 
@@ -34,6 +54,8 @@ class Equal:
     """
 
     def __init__(self) -> None:
+        self._bodies: dict[int, int | None] = {}  # by the id of a jaxpr, which the program holds
+        self._numbers: dict[Hashable, int] = {}
         self._first: dict[_Key, tuple[int, ...]] = {}
         self._same_as: dict[int, int] = {}
         self._spent: dict[int, float] = {}
@@ -50,11 +72,8 @@ class Equal:
         name = eqn.primitive.name
         if name in _OWN or eqn.effects or not (atoms or name in costs.GENERATORS):
             return None
-        given = tuple(
-            _literal(a) if isinstance(a, jcore.Literal) else self._number(a) for a in atoms
-        )
-        key = (given, _told(eqn), place)
         try:
+            key = (tuple(map(self._atom, atoms)), self._told(eqn), place)
             hash(key)
         except TypeError:  # an array among the parameters
             return None
@@ -74,7 +93,7 @@ class Equal:
         if key is None or (first := self._first.get(key)) is None:
             return None
         size = sum(costs.aval_bytes(var.aval) for var in eqn.outvars)
-        worth = max(_LEAST_NS, machine.numbers().hand_over(size))
+        worth = max(_LEAST_NS, _WORTH * machine.numbers().hand_over(size))
         if self._repeated(atoms) + cost_ns < worth:
             return None
         self.merged += 1
@@ -91,53 +110,61 @@ class Equal:
             self._same_as.update(zip(outputs, first, strict=True))
             self._spent.update(dict.fromkeys(outputs, self._repeated(atoms) + cost_ns))
 
-    def _number(self, value: int) -> int:
-        return self._same_as.get(value, value)
+    def _told(self, eqn: Any) -> Hashable:
+        """What an equation is besides what it reads; functions among its parameters by what they compute."""
+        params = tuple((name, self._parameter(value)) for name, value in sorted(eqn.params.items()))
+        # JAX has one object for equal contexts (metadata for XLA, how random bits are made).
+        return eqn.primitive, params, tuple(var.aval for var in eqn.outvars), id(eqn.ctx)
+
+    def _parameter(self, value: Any) -> Any:
+        if isinstance(value, jcore.ClosedJaxpr):
+            return self._body(value.jaxpr), tuple(map(id, value.consts))
+        if isinstance(value, jcore.Jaxpr):
+            return self._body(value)
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._parameter, value))
+        if isinstance(value, (int, float, complex, np.generic)):  # 0.0 == -0.0, 1 == True
+            return type(value), str(value)
+        return value
+
+    def _body(self, jaxpr: Any) -> Hashable:
+        """All that a function computes, without names; a number that equal ones share."""
+        if id(jaxpr) not in self._bodies:
+            made = self._written(jaxpr)
+            number = None if made is None else self._numbers.setdefault(made, len(self._numbers))
+            self._bodies[id(jaxpr)] = number
+        known = self._bodies[id(jaxpr)]
+        return object() if known is None else known  # like no other, each time it is asked
+
+    def _written(self, jaxpr: Any) -> Hashable | None:
+        """The same in full; None for one with operators of their own."""
+        numbers: dict[Any, int] = {}
+
+        def number(atom: Any) -> Hashable:
+            if isinstance(atom, jcore.Literal):
+                return _literal(atom)
+            return numbers.setdefault(atom, len(numbers))
+
+        given = tuple((number(var), var.aval) for var in (*jaxpr.constvars, *jaxpr.invars))
+        steps: list[Hashable] = []
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in _OWN:
+                return None
+            outs = (number(var) for var in eqn.outvars)
+            steps.append((*map(number, eqn.invars), self._told(eqn), *outs))
+        return given, tuple(steps), tuple(map(number, jaxpr.outvars))
+
+    def _atom(self, atom: Any) -> Hashable:
+        return self._same_as.get(atom, atom) if isinstance(atom, int) else _literal(atom)
 
     def _repeated(self, atoms: Sequence[Any]) -> float:
         """Nanoseconds in which what an equation reads was computed once more."""
         return sum(self._spent.get(a, 0.0) for a in {a for a in atoms if isinstance(a, int)})
 
 
-def _told(eqn: Any) -> Hashable:
-    """What an equation is besides what it reads; functions among its parameters by what they compute."""
-    params = tuple((name, _parameter(value)) for name, value in sorted(eqn.params.items()))
-    # JAX has one object for equal contexts (metadata for XLA, how random bits are made).
-    return eqn.primitive, params, tuple(var.aval for var in eqn.outvars), id(eqn.ctx)
-
-
-def _parameter(value: Any) -> Any:
-    if isinstance(value, jcore.ClosedJaxpr):
-        return _body(value.jaxpr), tuple(map(id, value.consts))
-    if isinstance(value, jcore.Jaxpr):
-        return _body(value)
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_parameter, value))
-    if isinstance(value, (int, float, complex, np.generic)):  # 0.0 == -0.0, 1 == True
-        return type(value), str(value)
-    return value
-
-
-def _body(jaxpr: Any) -> Hashable:
-    """All that a function computes, without names."""
-    numbers: dict[Any, int] = {}
-
-    def number(atom: Any) -> Hashable:
-        if isinstance(atom, jcore.Literal):
-            return _literal(atom)
-        return numbers.setdefault(atom, len(numbers))
-
-    given = tuple((number(var), var.aval) for var in (*jaxpr.constvars, *jaxpr.invars))
-    steps: list[Hashable] = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _OWN:
-            return object()  # like no other
-        steps.append((*map(number, eqn.invars), _told(eqn), *(number(var) for var in eqn.outvars)))
-    return given, tuple(steps), tuple(map(number, jaxpr.outvars))
-
-
 def _literal(atom: Any) -> Hashable:
-    """A literal's bits: 0.0 is not -0.0, nor is 1 True. Of an array, which one it is."""
-    if np.ndim(atom.val):
-        return "array", id(atom.val)
-    return "number", str(atom.aval), np.asarray(atom.val).tobytes()
+    """A number's bits: 0.0 is not -0.0, nor is 1 True. Of an array, a key or a tracer, which one it is."""
+    value = atom.val
+    if isinstance(value, jax.Array) or np.ndim(value):
+        return "object", id(value)
+    return "number", str(atom.aval), np.asarray(value).tobytes()

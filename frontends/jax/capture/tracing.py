@@ -54,12 +54,13 @@ def afresh() -> bool:
 
 
 def capture_function(
-    fn: Callable[..., Any], specs: Sequence[Any], n_consts: int, name: str
+    fn: Callable[..., Any], specs: Sequence[Any], n_consts: int, name: str, *, merge: bool = False
 ) -> capture.Captured:
     """Traces a flat function over flat values and captures it, with the constants that it meets."""
     with Capturing():
         closed = jax.make_jaxpr(fn)(*specs)
-    return replace(capture.capture(closed, n_consts, name), consts=tuple(closed.consts))
+    captured = capture.capture(closed, n_consts, name, merge=merge)
+    return replace(captured, consts=tuple(closed.consts))
 
 
 def exact_types(captured: capture.Captured) -> Any:

@@ -30,7 +30,7 @@ from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import separability
 from dynaflow_xla.frontends.jax.batch.own_rules import OwnRules
 from dynaflow_xla.frontends.jax.batch.split import Resolved, SplitCapture
-from dynaflow_xla.frontends.jax.capture import capture
+from dynaflow_xla.frontends.jax.capture import capture, equal
 from dynaflow_xla.frontends.jax.capture.physical import spec
 from dynaflow_xla.frontends.jax.capture.tracing import capture_function
 from dynaflow_xla.frontends.jax.planned import Planned
@@ -107,7 +107,7 @@ def alone(fn: Flat, specs: Sequence[Any], options: Settings, what: str) -> Pass:
         options, name=f"{options.name}.{what}", rules=None, default_cut=True, in_axes=None,
         strategy=Branches() if options.in_axes is not None else options.strategy,
     )  # fmt: skip
-    captured = capture_function(fn, specs, 0, options.name)
+    captured = capture_function(fn, specs, 0, options.name, merge=equal.merges(options))
     return build_entry(captured, options, derived=True), captured
 
 

@@ -12,7 +12,7 @@ from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import DynaflowError, PlanError, SeparabilityError
 from dynaflow_xla.frontends.jax import _compat
 from dynaflow_xla.frontends.jax.batch import axes, split as splitting
-from dynaflow_xla.frontends.jax.capture import capture, tracing
+from dynaflow_xla.frontends.jax.capture import capture, equal, tracing
 from dynaflow_xla.frontends.jax.capture.mutation import sharing
 from dynaflow_xla.frontends.jax.signature import donation, entry
 from dynaflow_xla.frontends.jax.transform import (
@@ -27,7 +27,7 @@ from dynaflow_xla.settings import Settings
 _MAX_ENTRIES = 128
 _MAX_CAPTURES = 16
 
-Captures: TypeAlias = Recent[int, tuple[Any, capture.Captured]]
+Captures: TypeAlias = Recent[tuple[int, bool], tuple[Any, capture.Captured]]
 """By the number of a jaxpr, which is kept beside so that no other one gets it."""
 
 
@@ -150,10 +150,13 @@ class Programs:
         consts = _const_order(traced, _compat.traced_consts(traced))
         if known is not None and (id(traced.jaxpr), known) in self._entries:
             return traced, None, consts
-        kept = self.captures.get(id(traced.jaxpr))
+        merge = equal.merges(self.options)
+        kept = self.captures.get((id(traced.jaxpr), merge))
         if kept is None:
-            made = capture.capture(traced.jaxpr, len(traced._consts), self.options.name)
-            kept = self.captures[id(traced.jaxpr)] = traced.jaxpr, made
+            made = capture.capture(
+                traced.jaxpr, len(traced._consts), self.options.name, merge=merge
+            )
+            kept = self.captures[id(traced.jaxpr), merge] = traced.jaxpr, made
         return traced, replace(kept[1], loops={}), consts  # each plans the bodies of loops itself
 
     def _batched(

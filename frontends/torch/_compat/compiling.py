@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,20 @@ def without_code(target: Any) -> bool:
     if target in lowering.lowerings and target not in lowering.fallbacks:
         return False
     return not in_c(target)
+
+
+def is_miscompiled(target: Any, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether Inductor is known to compute something else with an operator.
+
+    ``h[mask] = value`` behind a write that accumulates (``h.index_add_(...)``) has wrong values (seen in
+    2.13); ``masked_fill_`` and ``where`` have not.
+
+    Args:
+        target: The operator.
+        dtypes: Of what it reads.
+    """
+    aten = torch.ops.aten
+    return target in (aten.index_put.default, aten.index_put_.default) and torch.bool in dtypes
 
 
 def in_c(target: Any) -> bool:

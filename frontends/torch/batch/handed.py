@@ -18,7 +18,7 @@ from dynaflow_xla.batch.expansion.specs import OutSpec
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch.batch import totals
-from dynaflow_xla.frontends.torch.capture.captured import Captured, place, rows_of
+from dynaflow_xla.frontends.torch.capture.captured import Captured, overlapping, place, rows_of
 from dynaflow_xla.frontends.torch.capture.sizes import StridedLayout
 
 _NAME = "_dynaflow_xla_parts"
@@ -147,7 +147,8 @@ def _lying(rows: torch.Tensor, layout: StridedLayout, how: Joined) -> torch.Tens
     if lies:
         return rows
     made = layout.of_type(rows.dtype).empty()
-    place(rows_of(made, how.axis, 0, layout.shape[how.axis], how.runs), rows, how.shared)
+    slot = rows_of(made, how.axis, 0, layout.shape[how.axis], how.runs)
+    place(slot, rows, overlapping(slot))
     return made
 
 

@@ -24,6 +24,7 @@ from dynaflow_xla.frontends.torch.capture.names import is_internal
 _LIBRARY = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))
 _LAYERS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "")
+_DYNAMO = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "")
 _SIZES = tuple(os.path.join(path, of, "") for path in _INSTALLED for of in ("sympy", "mpmath"))
 """PyTorch computes sizes that may change with them, also between graphs. Nothing of the user's changes."""
 
@@ -95,7 +96,7 @@ def told(tell: Callable[[str], None], runner: types.CodeType) -> Iterator[None]:
         freeing = code.co_name == "__del__" or code.co_filename in _WEAK or id(code) in collected
         # What a module does when it is imported happens once in any case; Dynamo's work is told apart.
         beside = code.co_filename.startswith(_IMPORTS) or code.co_filename == captures.CONVERTING
-        beside = beside or (code.co_name in _LOOKUPS and _is_internal(frame.f_back))
+        beside = beside or (code.co_name in _LOOKUPS and _is_dynamos(frame.f_back))
         if event == "call" and (code is runner or freeing or beside):
             inside = frame
         elif event == "call" and _may_have_effects(code, frame.f_back):
@@ -126,8 +127,8 @@ def not_told() -> Iterator[None]:
         sys.setprofile(watch)
 
 
-def _is_internal(caller: types.FrameType | None) -> bool:
-    return caller is not None and is_internal(caller.f_code.co_filename)
+def _is_dynamos(caller: types.FrameType | None) -> bool:
+    return caller is not None and caller.f_code.co_filename.startswith(_DYNAMO)
 
 
 def _may_have_effects(code: types.CodeType, caller: types.FrameType | None) -> bool:

@@ -171,9 +171,12 @@ def tune(fast: Core, args: Any, kwargs: Any, budget_s: float) -> auto.Choice:
     signature = call_signature.of(fast.original, args, kwargs)
 
     def choose(watch: quiet.ActivityWatch) -> auto.Choice:
-        before = fast.decisions.decided(signature)
-        choice = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
+        made = auto.choose(fast, args, kwargs, watch, budget_s=budget_s)
+        before = fast.decisions.measured(signature)  # now: a call may have changed it meanwhile
+        choice = choosing.instead_of(before, made, fast.options.name)
+        if choice is fast.decisions.decided(signature):
+            return choice
         fast.free_calls_under_hooks()
-        return fast.decide(signature, choosing.instead_of(before, choice, fast.options.name))
+        return fast.decide(signature, choice)
 
     return choosing.tuned(fast.options.strategy, budget_s, choose)

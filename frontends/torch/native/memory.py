@@ -15,7 +15,13 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import PlanError
-from dynaflow_xla.frontends.torch.capture.captured import Captured, JoinedLayout, rows_of
+from dynaflow_xla.frontends.torch.capture.captured import (
+    Captured,
+    JoinedLayout,
+    overlapping,
+    place,
+    rows_of,
+)
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.planning.instructions import Launch, Merge, Slice
 from dynaflow_xla.planning.plan import Plan
@@ -106,7 +112,8 @@ class Memory:
             made = rows_of(inputs[source], view.axis, view.start, view.stop - view.start, runs)
             if empty is not None:
                 copy = empty()
-                rows_of(copy, view.axis, 0, copy.shape[view.axis], runs).copy_(made)
+                slot = rows_of(copy, view.axis, 0, copy.shape[view.axis], runs)
+                place(slot, made, overlapping(slot))
                 made = copy
             env[value] = made
         for placed in self.placed:

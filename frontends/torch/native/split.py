@@ -16,6 +16,7 @@ from dynaflow_xla.frontends.torch.batch.nano import NanoBatches, taken
 from dynaflow_xla.frontends.torch.capture.captured import (
     Captured,
     overlapping,
+    place,
 )
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, StridedLayout
 from dynaflow_xla.frontends.torch.native.stretches import regions
@@ -128,7 +129,10 @@ class SplitCapture(SplitGraph):
                     for a, b, n in zip(rows.stride(), layout.strides, layout.shape, strict=True)
                     if n > 1
                 )
-                made.append(rows if lies else layout.of_type(rows.dtype).empty().copy_(rows))
+                if not lies:
+                    slot = layout.of_type(rows.dtype).empty()
+                    rows = place(slot, rows, overlapping(slot))
+                made.append(rows)
             return made
 
         return run

@@ -12,7 +12,12 @@ from typing import Any
 import torch
 
 from dynaflow_xla._version import __version__
-from dynaflow_xla.errors import DynaflowError, SeparabilityError, UnsupportedError
+from dynaflow_xla.errors import (
+    DynaflowError,
+    SeparabilityError,
+    UnsupportedError,
+    VerificationError,
+)
 from dynaflow_xla.frontends.torch.batch import axes
 from dynaflow_xla.frontends.torch.capture import marks, own
 from dynaflow_xla.frontends.torch.native.cuda import devices
@@ -227,8 +232,15 @@ def _given_back(core: Any) -> Iterator[None]:
 _NO_ROOM = "the device had no memory for trying it"
 
 
-def _failed(core: Any, ways: ways_to_run.Ways, child: Any, error: Exception) -> None:
-    """A candidate is out: its memory is for the others; where that was lacking the user is told once."""
+def _failed(
+    core: Any, ways: ways_to_run.Ways, child: Any, error: Exception, name: str = ""
+) -> None:
+    """A candidate is out: its memory is for the others; where that was lacking the user is told once.
+
+    So is who asked for a compiler whose code computes something else.
+    """
+    if isinstance(error, VerificationError):
+        core.warn(f"{core.options.name!r}: {name} is left out: {error}")
     if hasattr(child, "release"):  # it is one with plans
         child.release()
     if devices.out_of_memory(error):
@@ -284,7 +296,7 @@ def _plain(
         if isinstance(core.options.strategy, OneOf):
             name = next(reversed(forms))
         left_out[name] = _short(error)
-        _failed(core, ways, None, error)
+        _failed(core, ways, None, error, name)
         ways.failed(name, budget.clock() - began)
         return 0.0
 
@@ -400,10 +412,12 @@ def _planned(
             if splits(form.strategy):
                 run.check(child)
             planned_s = budget.clock() - began
-            took = planned_s + ways.compiled(name, run.of(_caller(child)))
+            # What a replacement computes is the user's matter.
+            compared = not any(e.plan.replaces for e in made)
+            took = planned_s + ways.compiled(name, run.of(_caller(child), compared=compared))
         except DynaflowError as error:
             left_out[name] = _short(error)
-            _failed(core, ways, child, error)
+            _failed(core, ways, child, error, name)
             if isinstance(error, SeparabilityError):
                 mixing.add(name)
             continue

@@ -205,6 +205,8 @@ class Compiler:
         examples = [self.captured.examples[v] for v in values]
         if not all(isinstance(example, torch.Tensor) for example in examples):
             return False
+        if compiling.is_miscompiled(target, {example.dtype for example in examples}):
+            return False
         # Inductor has no loops over complex numbers: it calls PyTorch's operators, AOTInductor those it can.
         has_complex = any(example.is_complex() for example in examples)
         return self.name != "aoti" or not has_complex or compiling.in_c(target)

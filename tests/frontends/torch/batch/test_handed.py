@@ -266,3 +266,25 @@ def test_an_expanded_mask_is_kept(sizes: list[int]) -> None:
     fast = dfx.schedule(copy.deepcopy(model), dfx.NanoBatch(sizes), in_axes=0)
     x = torch.randn(6, 5).abs()  # as many are taken in every row
     both(model, fast, lambda m, given: m(given).square().sum().backward(), x)
+
+
+@pytest.mark.parametrize("sizes", [2, [5, 1]])
+@pytest.mark.parametrize("inside", [False, True])
+def test_rows_of_expanded_values(sizes: Any, inside: bool) -> None:
+    """Rows along the second dimension are copied, to lie as operators expect: all on the same memory."""
+    w = torch.randn(5, 5)
+
+    def f(x: Any) -> Any:
+        if inside:
+            x = x.sum(-1, keepdim=True).expand(-1, -1, 5)
+        return torch.tanh(x @ w).sort(-1)[0]
+
+    fast = dfx.schedule(f, dfx.NanoBatch(sizes), in_axes=1, out_axes=1)
+    grads = []
+    x = torch.randn(3, 6, 1).expand(3, 6, 5)
+    torch.testing.assert_close(fast(x), f(x))
+    for call in (fast, f):
+        given = x.clone().requires_grad_()
+        call(given).square().sum().backward()
+        grads.append(given.grad)
+    torch.testing.assert_close(*grads)

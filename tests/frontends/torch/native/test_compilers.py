@@ -585,3 +585,20 @@ def test_a_folder_that_is_full(
             torch.testing.assert_close(fast(X), model(X), rtol=1e-4, atol=1e-5)
         assert sum("cannot be kept" in str(w.message) for w in told) == 1
         torch.testing.assert_close(fast(X), model(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiler", ["inductor", "aoti"])
+def test_a_masked_assignment_behind_a_write_that_accumulates(compiler: str) -> None:
+    """Inductor computes something else where both are in one program."""
+    index, more = torch.tensor([0, 2]), torch.randn(50, 2, 8)
+
+    def f(h: Any) -> Any:
+        h = torch.sin(torch.cos(h) * 2) + 1
+        h.index_add_(1, index, more)
+        h[h > 1] = 0
+        return torch.exp(torch.sin(h))
+
+    fast = dfx.schedule(f, "branches", compiler=compiler, lanes=2)
+    x = torch.randn(50, 6, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), f(x))

@@ -15,7 +15,7 @@ from dynaflow_xla.caches import private_files
 from dynaflow_xla.frontends.torch import core
 from dynaflow_xla.frontends.torch.dynamo import running
 from dynaflow_xla.frontends.torch.native.compiling import compilers
-from dynaflow_xla.frontends.torch.tuning import auto
+from dynaflow_xla.frontends.torch.tuning import auto, trial
 from dynaflow_xla.tuning import autotune, budget, quiet
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -395,3 +395,91 @@ def test_what_has_run_in_part_does_not_run_again(
         inductor.append("no C++ compiler")
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="compiler"):
             fast(torch.randn(12, 16))
+
+
+# -- a compiler that is wrong ------------------------------------------------------------------------
+
+
+class Wrong(Plain):
+    """In the place of ``torch.compile``: computes something else, or other gradients."""
+
+    gradients = False
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        y = super().call(args, kwargs)
+        return y + (y - y.detach()) * 0.1 if Wrong.gradients else y * 1.05
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_compiler_that_computes_something_else_is_not_chosen(
+    gradients: bool, monkeypatch: pytest.MonkeyPatch, uncompiled: list[str]
+) -> None:
+    """As Inductor does in PyTorch 2.13 of a masked assignment behind ``index_add_``."""
+    monkeypatch.setattr(core, "CompiledOriginal", Wrong)
+    monkeypatch.setattr(Wrong, "gradients", gradients)
+    always(monkeypatch, "torch.compile")
+    model, x = net(), torch.randn(8, 16)
+    fast = scheduled(model, compiler="inductor")
+    said = "torch.compile is left out: its values are not the original's: " + (
+        "gradients differ" if gradients else "result 0 differs"
+    )
+    with pytest.warns(dfx.FallbackWarning, match=said), torch.set_grad_enabled(gradients):
+        torch.testing.assert_close(fast(x), model(x), rtol=0, atol=0)
+    with torch.set_grad_enabled(gradients):
+        assert said.partition(": ")[2] in dfx.explain(fast, x)
+        torch.testing.assert_close(fast(x), model(x), rtol=0, atol=0)
+
+
+def kept(*results: Any, found: Any = ()) -> trial._Values:
+    values = trial._Values(results)
+    values.gradients(found)
+    return values
+
+
+NAN, INF = float("nan"), float("inf")
+T = torch.tensor
+
+
+@pytest.mark.parametrize(
+    ("want", "got"),
+    [
+        ([T([1.0, -2.0])], [T([1.001, -2.0])]),
+        ([T([1.0, 2.0]).bfloat16()], [T([1.04, 2.0]).bfloat16()]),
+        ([T([1e-9, -1e-9])], [T([-3e-8, 2e-8])]),  # what should be zero
+        ([T([NAN, INF, 1.0])], [T([0.0, 0.0, 1.0])]),
+        ([T([1, 2]), T([True]), None, "text"], [T([2, 1]), T([False]), None, "other"]),
+        ([torch.empty(0)], [torch.empty(0)]),
+        ([T([1.0 + 2.0j])], [T([1.0 + 2.001j])]),
+    ],
+)
+def test_what_is_rounding(want: Any, got: Any) -> None:
+    kept(*got, found=got).compare(kept(*want, found=want))
+
+
+@pytest.mark.parametrize(
+    ("want", "got"),
+    [
+        ([T([1.0, -2.0])], [T([1.1, -2.0])]),
+        ([T([1.0, 2.0]).half()], [T([1.4, 2.0]).half()]),
+        ([T([1.0, 5.0]), T([0.0, 0.0])], [T([1.0, 5.0]), T([0.0, 1e-3])]),
+        ([T([1.0, 2.0])], [T([1.0, NAN])]),
+        ([T([1.0 + 2.0j])], [T([1.0 - 2.0j])]),
+    ],
+)
+def test_what_is_none(want: Any, got: Any) -> None:
+    with pytest.raises(dfx.VerificationError, match=r"result \d differs"):
+        kept(*got).compare(kept(*want))
+
+
+def test_gradients_are_looked_at_together() -> None:
+    want, noise = T([3.0, 4.0]), T([1e-9])
+    kept(found=[want, -noise]).compare(kept(found=[want, noise]))
+    kept(found=[-noise]).compare(kept(found=[noise]))
+    with pytest.raises(dfx.VerificationError, match="gradients differ by 0.2 of the norm"):
+        kept(found=[T([3.0, 5.0]), None]).compare(kept(found=[want, noise]))
+
+
+def test_what_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_MOST_KEPT", 16)
+    first, second = kept(T([1.0, 2.0]), torch.ones(4)).results
+    assert first is not None and second is None
