@@ -168,8 +168,9 @@ def target(
             f"{text!r} takes {', '.join(needed)}. Give a shape such as f32[8,128] or a Python literal for "
             "each, or --args module:function, which returns them"
         )
-    whose = framework or _framework(fn, shapes)
-    args = tuple(_argument(one, whose, seed + number) for number, one in enumerate(shapes))
+    given = [_parsed(one.strip()) for one in shapes]
+    whose = framework or _framework(fn, given)
+    args = tuple(_argument(one, whose, seed + number) for number, one in enumerate(given))
     return Target(text, fn, args, {}, whose)
 
 
@@ -197,11 +198,9 @@ def _needed(fn: Any) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in by_call]
 
 
-def _framework(fn: Any, shapes: Sequence[str]) -> str:
-    if not any(_SHAPE.fullmatch(one.strip()) for one in shapes):
+def _framework(fn: Any, given: Sequence[Any]) -> str:
+    if not any(isinstance(one, _Shape) for one in given):
         return ""
-    for one in shapes:  # or what is wrong with it is told only once the framework is known
-        _parsed(one.strip())
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(fn, torch.nn.Module):
         return "torch"
@@ -216,11 +215,10 @@ def _framework(fn: Any, shapes: Sequence[str]) -> str:
     )
 
 
-def _argument(text: str, framework: str, seed: int) -> Any:
-    parsed = _parsed(text.strip())
-    if isinstance(parsed, _Shape):
-        return dispatch.frontend(framework).example(parsed.shape, parsed.dtype, seed)
-    return parsed
+def _argument(given: Any, framework: str, seed: int) -> Any:
+    if isinstance(given, _Shape):
+        return dispatch.frontend(framework).example(given.shape, given.dtype, seed)
+    return given
 
 
 class _Shape(NamedTuple):

@@ -5,6 +5,9 @@ three kernels, the forward pass of two losses). A plan gives XLA regions, in whi
 compute. What takes little more time than handing its results to another lane stays as often as it is
 written.
 
+Numbers are compared by their bits, other constants by identity: nothing is read from a device. (Two traces
+of one function have constants of their own; ``batch/rules/equality.py`` compares these by their bytes.)
+
 Nothing is merged where operators are named or counted: under rules and strategies of the user's own, which
 may want a region a call, and with batch axes, since a proof compares programs of several sizes one operator
 with another (and costs differ with size).

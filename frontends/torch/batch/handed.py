@@ -134,20 +134,21 @@ class Taken:
         made, start = [], 0
         for layout in self.layouts:
             rows = layout.shape[axis]
-            made.append(_lying(rows_of(x, axis, start, rows, self.how.runs), layout, self.how))
+            runs = self.how.runs
+            made.append(lying(rows_of(x, axis, start, rows, runs), layout, axis, runs))
             start += rows
         return made
 
 
-def _lying(rows: torch.Tensor, layout: StridedLayout, how: Joined) -> torch.Tensor:
-    """Rows of a whole as operators expect them, which count on strides."""
-    lies = how.runs == 1 and all(
+def lying(rows: torch.Tensor, layout: StridedLayout, axis: int, runs: int = 1) -> torch.Tensor:
+    """Rows of a whole, of each run of its batch, as operators expect them, which count on strides."""
+    lies = runs == 1 and all(
         a == b for a, b, n in zip(rows.stride(), layout.strides, layout.shape, strict=True) if n > 1
     )
     if lies:
         return rows
     made = layout.of_type(rows.dtype).empty()
-    slot = rows_of(made, how.axis, 0, layout.shape[how.axis], how.runs)
+    slot = rows_of(made, axis, 0, layout.shape[axis], runs)
     place(slot, rows, overlapping(slot))
     return made
 

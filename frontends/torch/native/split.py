@@ -13,11 +13,7 @@ from dynaflow_xla.batch.expansion.split import Arrays, SplitGraph
 from dynaflow_xla.batch.states import ORDERED, Rows, State
 from dynaflow_xla.frontends.torch.batch import handed
 from dynaflow_xla.frontends.torch.batch.nano import NanoBatches, taken
-from dynaflow_xla.frontends.torch.capture.captured import (
-    Captured,
-    overlapping,
-    place,
-)
+from dynaflow_xla.frontends.torch.capture.captured import Captured, overlapping
 from dynaflow_xla.frontends.torch.capture.sizes import Evaluator, StridedLayout
 from dynaflow_xla.frontends.torch.native.stretches import regions
 from dynaflow_xla.ir.graph import Region
@@ -121,19 +117,10 @@ class SplitCapture(SplitGraph):
         cuts = [spec.cuts[n] for n in numbers]
 
         def run(x: Any) -> list[Any]:
-            made = []
-            for cut, layout in zip(cuts, layouts, strict=True):
-                rows = x.narrow(cut.axis, cut.start, cut.stop - cut.start)
-                lies = all(
-                    a == b
-                    for a, b, n in zip(rows.stride(), layout.strides, layout.shape, strict=True)
-                    if n > 1
-                )
-                if not lies:
-                    slot = layout.of_type(rows.dtype).empty()
-                    rows = place(slot, rows, overlapping(slot))
-                made.append(rows)
-            return made
+            return [
+                handed.lying(x.narrow(cut.axis, cut.start, cut.stop - cut.start), layout, cut.axis)
+                for cut, layout in zip(cuts, layouts, strict=True)
+            ]
 
         return run
 

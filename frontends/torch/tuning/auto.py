@@ -199,7 +199,7 @@ def _choose(
             except _CandidateError as failed:  # Dynamo may capture anew at a later call
                 left_out[failed.name] = _short(failed.error)
                 ways.drop(failed.name)
-                _failed(core, ways, child_of(failed.name), failed.error)
+                _failed(core, ways, child_of(failed.name), failed.error, failed.name)
     baseline = medians.fastest(ways.plain)
     cautious = {one_thread.NAME: max(strategy.margin, one_thread.MARGIN)}
     choice, reason = autotune.pick(medians, baseline, strategy.margin, cautious)
@@ -232,12 +232,10 @@ def _given_back(core: Any) -> Iterator[None]:
 _NO_ROOM = "the device had no memory for trying it"
 
 
-def _failed(
-    core: Any, ways: ways_to_run.Ways, child: Any, error: Exception, name: str = ""
-) -> None:
-    """A candidate is out: its memory is for the others; where that was lacking the user is told once.
+def _failed(core: Any, ways: ways_to_run.Ways, child: Any, error: Exception, name: str) -> None:
+    """A candidate is out: its memory is for the others.
 
-    So is who asked for a compiler whose code computes something else.
+    The user is told once where memory was lacking, and of who computes something else than the original.
     """
     if isinstance(error, VerificationError):
         core.warn(f"{core.options.name!r}: {name} is left out: {error}")
@@ -423,7 +421,7 @@ def _planned(
             continue
         except Exception as error:  # the original did not raise it
             left_out[name] = f"{'it' if eager else form.compiler} fails: {_short(error)}"
-            _failed(core, ways, child, error)
+            _failed(core, ways, child, error, name)
             continue
         if captured:
             capture_s += took  # what its first call planned and compiled, the others' will, too

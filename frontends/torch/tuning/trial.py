@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -109,11 +110,11 @@ class Trial:
 
         def run(given: keeping.GivenRun) -> None:
             nonlocal compared
-            if not self.wanted:
-                with torch.no_grad():
-                    results = pytree.tree_leaves(call(*given.args, **given.kwargs))
-            else:
-                results = pytree.tree_leaves(call(*given.args, **given.kwargs))
+            with contextlib.nullcontext() if self.wanted else torch.no_grad():
+                result = call(*given.args, **given.kwargs)
+            if not (self.wanted or compared):
+                return
+            results = pytree.tree_leaves(result)
             # Before the backward: a function of the caller's may write into what it returned.
             values = _Values(results) if compared else None
             found: Sequence[Any] = ()
@@ -140,7 +141,7 @@ class Trial:
     def _cotangent(self, number: int, x: torch.Tensor) -> torch.Tensor:
         """Cotangents of a result: no two alike, or those of a softmax or a normalization would cancel."""
         known = self._cotangents.get(number)
-        if known is not None and known.shape == x.shape:
+        if known is not None and (known.shape, known.dtype) == (x.shape, x.dtype):
             return known
         made = torch.ones_like(x)
         if _is_plain(x):
@@ -224,7 +225,7 @@ class _Values:
         for number, (want, got) in enumerate(zip(expected.results, self.results, strict=False)):
             apart = _apart(want, got)
             if apart.difference > max(apart.allowed, _NOISE * math.sqrt(apart.elements)):
-                self._refuse(f"result {number} differs", apart.difference, apart.size)
+                raise _different(f"result {number} differs", apart.difference, apart.size)
         # Together: some are zero but for rounding (of a bias before a normalization).
         pairs = zip(expected.found, self.found, strict=False)
         parts = [_apart(want, got) for want, got in pairs]
@@ -234,13 +235,14 @@ class _Values:
         )
         noise = _NOISE_OF_GRADIENTS * math.sqrt(sum(part.elements for part in parts))
         if difference > max(allowed, noise):
-            self._refuse("gradients differ", difference, size)
+            raise _different("gradients differ", difference, size)
 
-    def _refuse(self, what: str, difference: float, size: float) -> None:
-        share = difference / size if size else math.inf
-        raise VerificationError(
-            f"its values are not the original's: {what} by {share:.2g} of the norm"
-        )
+
+def _different(what: str, difference: float, size: float) -> VerificationError:
+    share = difference / size if size else math.inf
+    return VerificationError(
+        f"its values are not the original's: {what} by {share:.2g} of the norm"
+    )
 
 
 def _is_plain(x: Any) -> bool:
