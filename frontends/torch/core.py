@@ -111,14 +111,13 @@ class Core(Offering):
         self._roots += 1
         self.breaks.clear()
         self._root = capturing.root_function(self.original)
-        compiled = torch.compile(
+        compiled = captures.compiled(
             self._root,
+            capturing.MAX_CAPTURES,
             backend=Doorway(self.graphs),
             **self.backend.capture_options(),
-            **captures.captures_kept(capturing.MAX_CAPTURES),
         )
-        waiting = captures.while_nobody_traces(compiled)
-        self._compiled = capturing.settings.for_calls(waiting)
+        self._compiled = capturing.settings.for_calls(compiled)
         self._shortcut = captures.Shortcut(self._root)
 
     def made_for(self, strategy: Strategy, compiler: str) -> Core:
@@ -296,8 +295,7 @@ class Core(Offering):
             return why
         name = self.options.name
         count, reason = captures.captures_of(self._root, {"args": args, "kwargs": kwargs})
-        most = captures.capture_limit(capturing.MAX_CAPTURES)
-        if count >= min(most, self._most):
+        if count >= min(capturing.MAX_CAPTURES, self._most):
             self._most = count  # the limit may change; what was given up once is not captured again
             return (
                 f"{name!r} was captured {count} times, which is the most that is kept, and these arguments "

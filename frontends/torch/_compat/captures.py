@@ -132,14 +132,47 @@ def _compilations() -> int:
 _TAKES_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters
 
 
-def captures_kept(count: int) -> dict[str, Any]:
-    """Arguments of ``torch.compile`` by which so many captures are kept; it has none before torch 2.13."""
-    return {"recompile_limit": count} if _TAKES_LIMIT else {}
+def compiled(fn: Callable[..., Any], kept: int, **options: Any) -> Callable[..., Any]:
+    """``torch.compile``, for a function of which so many captures are kept and which any thread may call.
+
+    Args:
+        fn: The function.
+        kept: How many captures of it, and of each function that it calls behind a break, are kept.
+        **options: Of ``torch.compile``.
+    """
+    if _TAKES_LIMIT:
+        return _while_nobody_traces(torch.compile(fn, recompile_limit=kept, **options))
+    return _LimitWhileCalled(_while_nobody_traces(torch.compile(fn, **options)), kept)
 
 
-def capture_limit(count: int) -> int:
-    """How many captures are kept if ``count`` are asked for."""
-    return count if _TAKES_LIMIT else int(torch._dynamo.config.recompile_limit)
+class _LimitWhileCalled:
+    """Raises Dynamo's limit of captures while calls go on; before torch 2.13 it is one for the whole process.
+
+    A function behind a break has one code for all schedules of its class, and each of them captures it anew.
+    The first call that begins raises the limit and the last that ends puts it back, of all threads'.
+    """
+
+    _lock = threading.Lock()
+    _going_on = 0
+    _before = 0
+
+    def __init__(self, fn: Callable[..., Any], kept: int) -> None:
+        self._fn, self._kept = fn, kept
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        of, config = _LimitWhileCalled, torch._dynamo.config
+        with of._lock:
+            if of._going_on == 0:
+                of._before = config.recompile_limit
+                config.recompile_limit = max(of._before, self._kept)
+            of._going_on += 1
+        try:
+            return self._fn(*args, **kwargs)
+        finally:
+            with of._lock:
+                of._going_on -= 1
+                if of._going_on == 0:
+                    config.recompile_limit = of._before
 
 
 STILL_S, WAIT_S = 10.0, 600.0
@@ -150,7 +183,7 @@ _LOOKS = 5
 """So often in a row nobody traces before PyTorch's flag counts as wrong: a trace may begin between two."""
 
 
-def while_nobody_traces(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _while_nobody_traces(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """What ``torch.compile`` made, for threads that call it while others trace with ``torch.fx``.
 
     PyTorch keeps one flag of that for all threads, and refuses every call of theirs before anything of it

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from dynaflow_xla.frontends.torch._compat import captures
 from dynaflow_xla.frontends.torch.capture import marks
 from dynaflow_xla.frontends.torch.dynamo.capturing import MAX_CAPTURES, root_function
@@ -42,12 +40,10 @@ class CompiledOriginal:
 
     def __init__(self, original: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self._root = root = root_function(original)
-        compiled = torch.compile(
-            root,
-            options={"fallback_random": True, **options},
-            **captures.captures_kept(MAX_CAPTURES),
+        compiled = captures.compiled(
+            root, MAX_CAPTURES, options={"fallback_random": True, **options}
         )
-        self._compiled = _settings.for_calls(captures.while_nobody_traces(compiled))
+        self._compiled = _settings.for_calls(compiled)
         self._shortcut = captures.Shortcut(root)
 
     def call(self, args: Any, kwargs: Any) -> Any:

@@ -181,7 +181,6 @@ def test_compiled_regions_are_for_some_sizes(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_silent_end_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynaflow_xla.frontends.torch._compat import captures
     from dynaflow_xla.frontends.torch.dynamo import capturing
 
     monkeypatch.setattr(capturing, "MAX_CAPTURES", 3)
@@ -193,9 +192,27 @@ def test_no_silent_end_of_captures(monkeypatch: pytest.MonkeyPatch) -> None:
             dfx.FallbackWarning, match=r"captured 3 times.* == 'a'.*the original runs"
         ) as told,
     ):
-        assert captures.capture_limit(3) == 3
         for way in ("a", "b", "c", "d", "e"):
             torch.testing.assert_close(fast(x, way), torch.sort(x)[0])
     assert sum("could be captured" in str(w.message) for w in told) == 0
     assert "captured 3 times" in dfx.explain(fast, x, "e")
     assert "captured 3 times" not in dfx.explain(fast, x, "a")
+
+
+def test_schedules_of_one_class_do_not_use_up_each_others_captures() -> None:
+    # Behind a break all of them run the same code, of which Dynamo keeps eight captures by itself.
+    class Layer(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            y = x.sin().sort(0)[0]
+            torch._dynamo.graph_break()
+            return (y * 2).sort(1)[0] + y.cumsum(0)
+
+    limit = torch._dynamo.config.recompile_limit
+    for _ in range(limit + 2):
+        layer = Layer()
+        fast, x = dfx.schedule(layer, "branches"), torch.randn(6, 5)
+        with pytest.warns(dfx.FallbackWarning, match="several graphs") as told:
+            torch.testing.assert_close(fast(x), layer(x), rtol=0, atol=0)
+        assert not [w for w in told if "original runs" in str(w.message)]
+        assert "the original runs" not in dfx.explain(fast, x)
+    assert torch._dynamo.config.recompile_limit == limit
