@@ -35,6 +35,7 @@ from dynaflow_xla.errors import (
     UnsupportedError as UnsupportedError,
     VerificationError as VerificationError,
 )
+from dynaflow_xla.ir.graph import Graph as Graph
 from dynaflow_xla.ir.marks import mark as mark
 from dynaflow_xla.ir.partitioned import PartitionedGraph as PartitionedGraph
 from dynaflow_xla.ir.rules import (

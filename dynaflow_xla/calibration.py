@@ -117,7 +117,6 @@ def measure_machine(budget_s: float = 20.0, tell: Tell = lambda _: None) -> Numb
     except OSError as error:
         telling.fallback(
             f"the measured numbers cannot be kept on disk ({error}); they hold for this process",
-            stacklevel=2,
         )
         machine.use(made)
     return made

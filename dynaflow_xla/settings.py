@@ -233,7 +233,7 @@ def resolve_lanes(lanes: int | Lanes | None, backend: str = "ffi") -> int:
     if lanes is None:
         if not _told and (why := machine.bound_by()):
             _told = True
-            telling.fallback(f"by default there is one lane: {why}", stacklevel=4)
+            telling.fallback(f"by default there is one lane: {why}")
         return min(max(1, machine.cores()), _MAX_DEFAULT_LANES)
     if isinstance(lanes, Lanes):
         return lanes.count

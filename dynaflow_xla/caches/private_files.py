@@ -107,7 +107,6 @@ def refused(folder: Path, error: Untrusted) -> None:
         telling.fallback(
             f"the cache {folder} is not used: {error}. What is in it could have been put there by somebody "
             "else. Make it yours alone (chown, chmod go-w), or name another in DYNAFLOW_XLA_CACHE_DIR",
-            stacklevel=3,
             may_wait=True,
         )
 
@@ -118,7 +117,6 @@ def not_kept(error: NoFolder) -> None:
         _refused.add(str(error))
         telling.fallback(
             f"decisions cannot be kept ({error}); they are made again in each process",
-            stacklevel=3,
             may_wait=True,
         )
 

@@ -193,7 +193,6 @@ def kept(identity: tuple[str, ...], assumed: Numbers = ASSUMED) -> Numbers:
         telling.fallback(
             f"the measured numbers of this machine in {file} cannot be used ({error}); assumed ones are. "
             "Measure again: dynaflow-xla doctor --measure",
-            stacklevel=3,
         )
     return assumed
 

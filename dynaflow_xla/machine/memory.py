@@ -14,11 +14,11 @@ import functools
 import mmap
 import os
 import time
-import warnings
 from collections.abc import Mapping
 from numbers import Integral
 
-from dynaflow_xla.errors import FallbackWarning, UnsupportedError, bad_argument, checks
+from dynaflow_xla.errors import UnsupportedError, bad_argument, checks
+from dynaflow_xla.watching import telling
 
 # Parameters of mallopt (malloc.h, glibc).
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8
@@ -85,11 +85,9 @@ def keep_memory(limit: int | None = None) -> None:
     library.mallopt(_ARENA_MAX, 1)
     _kept = True
     if (others := _heaps(library) - 1) > 0:
-        warnings.warn(
+        telling.fallback(
             f"threads have heaps of their own already ({others}), whose large blocks are given back as "
-            "before: call keep_memory before the first JAX computation",
-            FallbackWarning,
-            stacklevel=2,
+            "before: call keep_memory before the first JAX computation"
         )
 
 

@@ -170,7 +170,6 @@ def load(key: str) -> dict[str, Any] | None:
             path.unlink()
         telling.fallback(
             f"the cached decision {path} cannot be read ({error}); it is made again",
-            stacklevel=2,
             may_wait=True,
         )
         return None
@@ -193,7 +192,6 @@ def store(key: str, decision: dict[str, Any]) -> None:
     except OSError as error:
         telling.fallback(
             f"decisions cannot be kept in {folder} ({error}); they are made again in each process",
-            stacklevel=2,
             may_wait=True,
         )
 

@@ -217,7 +217,10 @@ def tuned(strategy: Any, budget_s: Any, choose: Callable[[quiet.ActivityWatch], 
         PlanError: there is nothing to choose, or the seconds are no such.
     """
     if not isinstance(strategy, Auto):
-        raise PlanError(f"tune measures Auto's candidates; this function has {strategy!r}")
+        raise PlanError(
+            f"tune measures Auto's candidates; this function has {strategy!r}: schedule it with "
+            "strategy='auto'"
+        )
     seconds = checks.real(budget_s)
     if seconds is None or not seconds > 0:
         raise bad_argument(

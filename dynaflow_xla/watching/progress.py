@@ -16,10 +16,26 @@ _PATIENCE_S = 1.0
 """A step that is over sooner is not worth a line, and two lines lie so far apart."""
 
 
-def _shown() -> bool:
-    """``DYNAFLOW_XLA_PROGRESS=1`` and ``=0`` decide; else lines go to terminals only."""
-    wish = os.environ.get("DYNAFLOW_XLA_PROGRESS")
-    return wish != "0" if wish else sys.stderr.isatty()
+_FALSE = frozenset(["0", "false", "no", "off"])
+
+
+def shown() -> bool:
+    """``DYNAFLOW_XLA_PROGRESS`` decides, 1 or 0; without it lines go to terminals only."""
+    if wish := os.environ.get("DYNAFLOW_XLA_PROGRESS"):
+        return wish.strip().lower() not in _FALSE
+    try:
+        return sys.stderr.isatty()
+    except (
+        AttributeError,
+        ValueError,
+    ):  # there is none, it is something else of the user's, or closed
+        return False
+
+
+def say(line: str) -> None:
+    """Writes a line to standard error, if it can be written: what it tells of goes on."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(f"{line}\n")
 
 
 @contextlib.contextmanager
@@ -32,17 +48,16 @@ def report(what: str) -> Iterator[Callable[[str], None]]:
     Yields:
         A function that takes a text on how far the step is.
     """
-    start = time.monotonic()
-    shown = start
+    start = last = time.monotonic()
     state = what
     _log.debug("%s", what)
 
     def show() -> None:
-        nonlocal shown
-        shown = time.monotonic()
-        sys.stderr.write(f"dynaflow_xla: {state} ...\n")
+        nonlocal last
+        last = time.monotonic()
+        say(f"dynaflow_xla: {state} ...")
 
-    timer = threading.Timer(_PATIENCE_S, show) if _shown() else None
+    timer = threading.Timer(_PATIENCE_S, show) if shown() else None
     if timer is not None:
         timer.daemon = True
         timer.start()
@@ -51,7 +66,7 @@ def report(what: str) -> Iterator[Callable[[str], None]]:
         nonlocal state
         state = f"{what}: {text}"
         _log.debug("%s", state)
-        if timer is not None and time.monotonic() - shown > _PATIENCE_S:
+        if timer is not None and time.monotonic() - last > _PATIENCE_S:
             show()
 
     try:

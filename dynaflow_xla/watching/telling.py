@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -62,12 +64,11 @@ def told(area: Area, text: str, level: int = logging.INFO, **fields: Any) -> Non
         logger.log(level, "%s", text, extra={f"dfx_{name}": x for name, x in fields.items()})
 
 
-def fallback(text: str, stacklevel: int = 2, *, may_wait: bool = False) -> None:
-    """Warns that something runs in a plainer way than asked for, tells it and counts it.
+def fallback(text: str, *, may_wait: bool = False) -> None:
+    """Warns, at the user's line, that something runs in a plainer way than asked for, tells it and counts it.
 
     Args:
         text: What, and why.
-        stacklevel: As for ``warnings.warn``.
         may_wait: Inside of ``warning_last`` warn at its end.
     """
     count("fallbacks")
@@ -76,7 +77,26 @@ def fallback(text: str, stacklevel: int = 2, *, may_wait: bool = False) -> None:
     if may_wait and waiting is not None:
         waiting.append(text)
     else:
-        warnings.warn(text, FallbackWarning, stacklevel=stacklevel + 1)
+        _warn(text)
+
+
+_BETWEEN = frozenset(["dynaflow_xla", "jax", "torch", "contextlib", "functools"])
+"""Packages whose lines say nothing to whoever called a scheduled function."""
+
+_GENERATED = "<dynaflow_xla"
+"""How the files of functions begin that are made here."""
+
+
+def _warn(text: str) -> None:
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and _is_between(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, FallbackWarning, stacklevel=level)
+
+
+def _is_between(frame: types.FrameType) -> bool:
+    module = frame.f_globals.get("__name__") or ""
+    return module.partition(".")[0] in _BETWEEN or frame.f_code.co_filename.startswith(_GENERATED)
 
 
 _here = threading.local()
@@ -95,4 +115,4 @@ def warning_last() -> Iterator[None]:
     finally:
         texts, _here.waiting = _here.waiting, before
     for text in texts:
-        warnings.warn(text, FallbackWarning, stacklevel=4)
+        _warn(text)

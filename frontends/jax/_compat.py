@@ -52,6 +52,10 @@ def is_jitted(fn: Any) -> bool:
     return hasattr(fn, "_jit_info") and hasattr(fn, "trace") and hasattr(fn, "lower")
 
 
+def _name(jitted: Any) -> str:
+    return repr(getattr(jitted, "__name__", "the function"))
+
+
 def jit_options(jitted: Any) -> dict[str, Any]:
     """The static and donated arguments a jitted function was made with.
 
@@ -64,13 +68,14 @@ def jit_options(jitted: Any) -> dict[str, Any]:
         for leaf in info.out_shardings_leaves
     ):
         raise UnsupportedError(
-            "a jax.jit function with in_shardings/out_shardings spans devices that a schedule does "
-            "not know; schedule the function inside shard_map, or jit it without shardings."
+            f"{_name(jitted)}, a jax.jit function with in_shardings/out_shardings, spans devices that a "
+            "schedule does not know; schedule the function inside shard_map, or jit it without shardings."
         )
     if getattr(info, "device", None) is not None or getattr(info, "backend", None) is not None:
         raise UnsupportedError(
-            "a jax.jit function with device= or backend= runs there, wherever its arguments are, and a "
-            "schedule runs where these are; jit it without, and put the arguments there (jax.device_put)."
+            f"{_name(jitted)}, a jax.jit function with device= or backend=, runs there, wherever its "
+            "arguments are, and a schedule runs where these are; jit it without, and put the arguments there "
+            "(jax.device_put)."
         )
     return {
         "static_argnums": tuple(info.static_argnums),
@@ -375,19 +380,6 @@ def primitive(name: str) -> Any:
             if found.name == name:
                 return found
     raise LookupError(f"this JAX has no primitive {name!r}")
-
-
-_BETWEEN = frozenset(["dynaflow_xla", "jax", "contextlib", "functools"])
-
-
-def above_libraries() -> int:
-    """The ``stacklevel`` for a warning of the caller's that names the line of the user's."""
-    level, frame = 0, inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _BETWEEN:
-            return level
-        level, frame = level + 1, frame.f_back
-    return 1
 
 
 def same_traces(one: Any, other: Any) -> bool:

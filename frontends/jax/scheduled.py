@@ -216,7 +216,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or _compat.tracing():
             raise splitting.unproven_error(made, _NOT_TRACED)
         if why := evidence.undecided(made.split, self.programs.dynamic_leaves(args, kwargs)):
-            telling.fallback(f"{self._options.name}: {why}", stacklevel=4)
+            telling.fallback(f"{self._options.name}: {why}")
             return self.original(*args, **kwargs)
         given = jax.tree_util.tree_map(
             lambda x: x.copy() if isinstance(x, jax.Array) else x, (args, kwargs)
@@ -357,7 +357,6 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             telling.fallback(
                 f"{self._options.name}: a plan is for sizes that are known; with symbolic ones the original "
                 "runs, as fast.original does. Schedule the function where its sizes are known",
-                stacklevel=2,
             )
             return self.original(*args, **kwargs)
         traced, consts, program = self.programs.program(
@@ -386,7 +385,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
     def _unsupported_platform(self) -> bool:
         if not self._fallback and (why := self.backend.unavailable()):
             self._fallback = why
-            telling.fallback(why, stacklevel=3)
+            telling.fallback(why)
         return bool(self._fallback)
 
     # -- automatic choice ---------------------------------------------------------------------
@@ -424,7 +423,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
             return self._guarded(self.by_decision.called(choice), args, kwargs)
 
     def _warn(self, text: str) -> None:
-        telling.fallback(f"{self._options.name!r}: {text}", stacklevel=_compat.above_libraries())
+        telling.fallback(f"{self._options.name!r}: {text}")
 
     def spans_too_much(self, args: Any, kwargs: Any) -> bool:
         """Whether a call is a program for several devices, and plans are for one."""

@@ -7,20 +7,25 @@ from typing import Any
 import torch
 
 from dynaflow_xla import verification
-from dynaflow_xla.errors import VerificationError
+from dynaflow_xla.errors import UnsupportedError, VerificationError
 
 _WIDER = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 """NumPy has no such types."""
 
 
 def compare(name: str, want: torch.Tensor, got: torch.Tensor) -> verification.Row:
-    """One row of a report; VerificationError if the values differ too much."""
+    """One row of a report; VerificationError if the values differ too much, UnsupportedError without any."""
     dtype = str(want.dtype).removeprefix("torch.")
     kind = f"{dtype}{list(want.shape)}"
     if (want.dtype, want.shape, want.device) != (got.dtype, got.shape, got.device):
         raise VerificationError(
             f"{name} must be {kind} on {want.device}; the scheduled call returned "
             f"{got.dtype}{list(got.shape)} on {got.device}"
+        )
+    if want.is_meta:
+        raise UnsupportedError(
+            f"{name} ({kind}) is on the meta device and has no values to compare: verify needs arguments "
+            "on a device that has memory"
         )
     if dtype not in verification.TOLERANCES:
         if not torch.equal(want, got):

@@ -465,6 +465,8 @@ class Core(Offering):
         except padded.LeavesOut:
             target._note_padded(args, kwargs)
             return []
+        finally:
+            target._left_out = running.left_out() or target._left_out
 
     def _all_planned(self, target: Core, args: Any, kwargs: Any, front: bool) -> list[Entry]:
         first: list[Entry] = []
@@ -506,7 +508,8 @@ class Core(Offering):
         if len(entries) == 1:
             return entries[0]
         if not entries:
-            raise UnsupportedError(f"no graph of {self.options.name!r} could be captured")
+            why = self.target(args, kwargs).why_original(args, kwargs)
+            raise UnsupportedError(f"there is no plan: {why}")
         breaks = f" ({'; '.join(self.breaks)})" if self.breaks else ""
         raise UnsupportedError(
             f"{self.options.name!r} runs as {len(entries)} graphs for these arguments, each with a "

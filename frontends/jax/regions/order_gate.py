@@ -137,7 +137,6 @@ def _lower_cuda(ctx: Any, *operands: Any, beside: tuple[bool, ...]) -> Any:
             "a scheduled function got arrays that span several devices outside shard_map. XLA cannot "
             "partition its order gates, so optimization barriers stand in for them; those order "
             "XLA's schedule but not the nodes of a CUDA graph. Call it inside jax.shard_map.",
-            stacklevel=2,
         )
         barrier = mlir.lower_fun(
             lambda *xs: jax.lax.optimization_barrier(xs)[: len(beside)], multiple_results=True

@@ -57,7 +57,7 @@ def copied(made: Planned, traced: Any, *, warn: bool) -> None:
     )
     made.notes.append(text)
     if warn and lost >= _WARN_BYTES:
-        telling.fallback(text, stacklevel=2)
+        telling.fallback(text)
 
 
 def given_twice(

@@ -21,7 +21,6 @@ def _seen(program: ScheduledProgram, by: str) -> Flat:
     telling.fallback(
         f"{program!r} is called under {by}, which has to see every operator, so the original runs there. "
         "Schedule what the transformation returns",
-        stacklevel=_compat.above_libraries(),
     )
     return program.plain
 

@@ -418,7 +418,6 @@ def _lower(ctx: Any, *operands: Any, program: ScheduledProgram) -> Any:
         telling.fallback(
             f"{program!r}: an exported program holds the original, as fast.original does: a plan belongs to "
             "the process that made it. Schedule the function where it runs",
-            stacklevel=2,
         )
         run = program.plain
     elif _of_elements(program):
@@ -428,7 +427,6 @@ def _lower(ctx: Any, *operands: Any, program: ScheduledProgram) -> Any:
             telling.fallback(
                 f"{program!r} computes with scalars alone, which is less than to hand them over, so the "
                 "original runs",
-                stacklevel=2,
             )
         run = program.plain
     else:

@@ -61,7 +61,7 @@ def for_entry(made: XlaEntry) -> dict[str, Any]:
     """
     mine = version()
     if mine not in PROVED:
-        telling.fallback(unproved(), stacklevel=4)
+        telling.fallback(unproved())
     options: dict[str, Any] = dict(PROVED.get(mine, PROVED[max(PROVED)]))
     if mine >= (0, 11):  # older ones have no such pass
         options.update(NO_SLICE_FUSION)
@@ -118,7 +118,6 @@ def plan_inside_trace(name: str) -> bool:
         telling.fallback(
             f"scheduled function {name!r} is called inside another traced function, which decides the XLA "
             f"options. {what}",
-            stacklevel=4,
         )
     return wanted
 

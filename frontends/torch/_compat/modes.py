@@ -76,6 +76,21 @@ def saved_is_hooked() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def unseen_by_saved_hooks() -> contextlib.AbstractContextManager[Any]:
+    """While an operator runs autograd inside: what that keeps is not what the user's graph keeps.
+
+    Hooks are open on the caller's thread only, and which thread runs the operator changes from call to call;
+    ``torch.utils.checkpoint`` counts the tensors that its hooks are given.
+    """
+    if not saved_is_hooked():
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 def saved_is_read() -> bool:
     """Whether somebody will look at what a forward that runs now keeps: hooks, or compiled autograd."""
     return (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import linecache
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -55,9 +58,30 @@ def root_function(original: Callable[..., Any]) -> types.FunctionType:
     exec(compile(text, file, "exec"), scope)
     made: types.FunctionType = scope["make"](original)
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    if (found := _globals_of_no_module(original)) is None:
+        weakref.finalize(made, _forget, scope)
+    else:
+        made = types.FunctionType(made.__code__, found, made.__name__, None, made.__closure__)
     weakref.finalize(made, linecache.cache.pop, file, None)
-    weakref.finalize(made, _forget, scope)
     return made
+
+
+def _globals_of_no_module(original: Callable[..., Any]) -> dict[str, Any] | None:
+    """The globals of what is called, where no module has them: of a plugin loaded by its path, say.
+
+    Dynamo reads the globals of a function that it inlines from the module of their name, which is missing or
+    another one then; the globals of the function where it starts it reads where they are.
+    """
+    function: Any = original
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        function = getattr(function, "forward", type(function).__call__)
+    found = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__globals__", None)
+    name = found.get("__name__") if found is not None else None
+    if name is None or getattr(sys.modules.get(name), "__dict__", None) is found:
+        return None
+    return found
 
 
 def _forget(scope: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 import types
 import weakref
@@ -132,12 +131,8 @@ class CapturedGraphs:
                 self.parent.warn(note)
             return
         self.notes.append(note)
-        # The line of the user's call: neither this package's nor PyTorch's.
-        level, frame = 1, sys._getframe()
-        while frame.f_back is not None and is_internal(frame.f_code.co_filename):
-            level, frame = level + 1, frame.f_back
         with uncaptured.not_told():  # whoever handles warnings is no part of the call
-            telling.fallback(note, stacklevel=level)
+            telling.fallback(note)
 
     def __call__(self, gm: Any, example_inputs: Any) -> Callable[..., Any]:
         """What runs in the place of a graph of Dynamo's."""

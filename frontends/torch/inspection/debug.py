@@ -218,7 +218,7 @@ def _target(core: Core, args: Any, kwargs: Any, caller: str) -> Any:
         )
     if not entries:
         raise UnsupportedError(
-            f"no graph of {name!r} could be captured, so there is no plan to look at"
+            f"{caller} looks at a plan, and there is none: {target.why_original(args, kwargs)}"
         )
     return target
 

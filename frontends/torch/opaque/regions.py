@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from dynaflow_xla.errors import UnsupportedError
+from dynaflow_xla.frontends.torch._compat import modes
 from dynaflow_xla.frontends.torch._compat.inlining import (
     CannotKeep,
     SizeIn,
@@ -131,6 +132,7 @@ def _inside(site: CallSite, grad: bool) -> ExitStack:
             stack.enter_context(torch.autocast(kind, dtype, enabled=enabled, cache_enabled=cache))
     stack.enter_context(autograd_again())
     stack.enter_context(torch.set_grad_enabled(grad))
+    stack.enter_context(modes.unseen_by_saved_hooks())
     return stack
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dynaflow_xla.frontends.torch._compat import operators
+from dynaflow_xla.frontends.torch._compat import modes, operators
 
 _KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
@@ -48,7 +48,7 @@ def _forward(
         return _layer(kind, x, hx, params, has_biases, train, reverse)
     leaves = [t.detach().requires_grad_() for t in (x, *hx, *params)]
     n = 1 + len(hx)
-    with torch.enable_grad():
+    with torch.enable_grad(), modes.unseen_by_saved_hooks():
         outs = _layer(kind, leaves[0], leaves[1:n], leaves[n:], has_biases, train, reverse)
     return tuple(out.detach() for out in outs)
 
@@ -85,7 +85,7 @@ def _layer_backward(
 ) -> list[torch.Tensor]:
     """Gradients of those of (input, states, parameters) that are needed, zeros for the others."""
     leaves = [x, *hx, *params]
-    with torch.enable_grad():
+    with torch.enable_grad(), modes.unseen_by_saved_hooks():
         fresh = [
             t.detach().requires_grad_(wanted) for t, wanted in zip(leaves, needed, strict=True)
         ]

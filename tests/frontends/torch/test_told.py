@@ -644,3 +644,32 @@ def test_a_break_in_code_without_a_file_is_not_taken_for_this_packages(file: str
     said = [str(w.message) for w in told if "graph break at" in str(w.message)]
     assert said and all(f"graph break at {file}:4: " in text for text in said), said
     assert not any("dynaflow_xla is called" in text for text in said)
+
+
+@pytest.mark.parametrize("first", ["call", "plan", "explain", "debug"])
+def test_why_there_is_no_graph_is_said_by_whoever_is_asked(first: str) -> None:
+    fast, x = dfx.schedule(lambda x: x @ x, "branches"), torch.randn(4, 4).to_sparse()
+    why = "does not support sparse Tensors"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if first == "explain":
+            assert why in dfx.explain(fast, x)
+        elif first != "call":
+            with pytest.raises(dfx.UnsupportedError, match=why):
+                getattr(dfx, first)(fast, x)
+        fast(x)
+    assert [why in str(w.message) for w in told if w.category is dfx.FallbackWarning] == [True]
+    assert why in dfx.explain(fast, x)
+    with pytest.raises(dfx.UnsupportedError, match=f"there is no plan: .*{why}"):
+        dfx.plan(fast, x)
+    with pytest.raises(dfx.UnsupportedError, match=f"check_determinism .* there is none: .*{why}"):
+        dfx.check_determinism(fast, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*meta device")
+def test_tensors_without_values_cannot_be_verified() -> None:
+    fast = dfx.schedule(lambda x: x + 1, "branches")
+    with pytest.raises(
+        dfx.UnsupportedError, match=r"result \(float32\[3\]\) is on the meta device"
+    ):
+        dfx.verify(fast, torch.ones(3, device="meta"))

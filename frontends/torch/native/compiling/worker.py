@@ -21,6 +21,7 @@ import torch
 from dynaflow_xla.caches import private_files, trimming
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.torch._compat import compiling
+from dynaflow_xla.watching import progress
 
 Request = tuple[torch.fx.GraphModule, list[torch.Tensor], str]
 """(module, examples, the file to make)"""
@@ -144,12 +145,12 @@ def compile_all(compiler: str, settings: Mapping[str, Any], requests: Sequence[R
 def _wait(
     started: Sequence[subprocess.Popen[bytes]], requests: Sequence[Request], compiler: str
 ) -> None:
-    shown = -1
+    told = -1
     while any(process.poll() is None for process in started):
         done = sum(os.path.exists(path) for _, _, path in requests)
-        if done != shown and sys.stderr.isatty():
-            shown = done
-            print(f"dynaflow_xla: {compiler} {done} of {len(requests)} regions", file=sys.stderr)
+        if done != told and progress.shown():
+            told = done
+            progress.say(f"dynaflow_xla: {compiler} {done} of {len(requests)} regions")
         for process in started:
             if process.poll() is None:
                 try:

@@ -270,7 +270,6 @@ class GraphedPlan:
         name = self.runner.plain.captured.graph.name
         telling.fallback(
             f"{name!r} cannot be captured as a CUDA graph ({why}); it runs on streams, a launch an operator",
-            stacklevel=3,
         )
 
     def told(self) -> list[str]:
