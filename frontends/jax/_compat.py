@@ -7,6 +7,7 @@ import inspect
 import itertools
 import math
 import os
+import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from jax._src import array, core, effects, source_info_util, util
 from jax._src.interpreters import mlir
 from jax.extend import core as jcore
 
+from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.ir.graph import Source
 
@@ -105,6 +107,29 @@ def check_as(primitive: Any, plain: Callable[..., Callable[..., list[Any]]]) -> 
         return checkify.checkify_jaxpr(*given[:first], closed, enabled_errors, error, *values)
 
     checkify.error_checks[primitive] = rule
+
+
+_SPARSE = ("bcoo", "bcsr", "coo", "csr")
+_written_out: Recent[Any, Any] = Recent(64)
+
+
+def sparse_jaxpr(eqn: Any) -> Any:
+    """What an operator of ``jax.experimental.sparse`` is lowered to, as a jaxpr; None for other operators.
+
+    Their primitives have no jaxpr among their parameters, and name their Python function by a convention.
+    """
+    name = eqn.primitive.name
+    family = name.partition("_")[0]
+    module = sys.modules.get(f"jax.experimental.sparse.{family}") if family in _SPARSE else None
+    function = getattr(module, f"_{name}_impl", None)
+    if function is None:
+        return None
+    avals = tuple(v.aval for v in eqn.invars)
+    key = (name, avals, tuple(sorted((k, str(v)) for k, v in eqn.params.items())))
+    if key not in _written_out:
+        given = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+        _written_out[key] = jax.make_jaxpr(functools.partial(function, **eqn.params))(*given).jaxpr
+    return _written_out[key]
 
 
 def sparse_as(primitive: Any, plain: Callable[..., Callable[..., list[Any]]]) -> None:
