@@ -25,16 +25,13 @@ def shown() -> bool:
         return wish.strip().lower() not in _FALSE
     try:
         return sys.stderr.isatty()
-    except (
-        AttributeError,
-        ValueError,
-    ):  # there is none, it is something else of the user's, or closed
+    except Exception:  # there is none, it is closed, or something else of the user's
         return False
 
 
 def say(line: str) -> None:
     """Writes a line to standard error, if it can be written: what it tells of goes on."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
+    with contextlib.suppress(Exception):
         sys.stderr.write(f"{line}\n")
 
 

@@ -83,8 +83,8 @@ def fallback(text: str, *, may_wait: bool = False) -> None:
 _BETWEEN = frozenset(["dynaflow_xla", "jax", "torch", "contextlib", "functools"])
 """Packages whose lines say nothing to whoever called a scheduled function."""
 
-_GENERATED = "<dynaflow_xla"
-"""How the files of functions begin that are made here."""
+_GENERATED = "<dynaflow_xla", "<eval_with_key>"
+"""How the files of functions begin that are made here, or by ``torch.fx``."""
 
 
 def _warn(text: str) -> None:
@@ -95,7 +95,7 @@ def _warn(text: str) -> None:
 
 
 def _is_between(frame: types.FrameType) -> bool:
-    module = frame.f_globals.get("__name__") or ""
+    module = str(frame.f_globals.get("__name__"))
     return module.partition(".")[0] in _BETWEEN or frame.f_code.co_filename.startswith(_GENERATED)
 
 

@@ -1,8 +1,9 @@
 // What a call has to look like to be the same as an earlier one for a schedule: read at every call
 // of a model whose original is kept, where Python would take longer for it than for all else.
 //
-// A match remembers structure, shapes, dtypes and plain values, never an argument itself. It may
-// say no to a call that is the same; then Python looks. All state is touched with the GIL held.
+// A match remembers structure, shapes, dtypes, whether tensors are on a CPU and plain values, never
+// an argument itself. It may say no to a call that is the same; then Python looks. All state is
+// touched with the GIL held.
 #include <nanobind/stl/optional.h>
 
 #include <array>
@@ -25,20 +26,22 @@ constexpr size_t kMany = 32;
 enum class Kind { kTensor, kEqual, kSame, kOfType, kSequence, kDict };
 
 // Names, interned: a tensor's attributes are looked up by them at each call.
-const std::array<PyObject*, 3>& TensorAttributes() {
-  static const std::array<PyObject*, 3> names = {PyUnicode_InternFromString("shape"),
-                                                 PyUnicode_InternFromString("dtype"),
-                                                 PyUnicode_InternFromString("requires_grad")};
+constexpr size_t kAttributes = 4;
+
+const std::array<PyObject*, kAttributes>& TensorAttributes() {
+  static const std::array<PyObject*, kAttributes> names = {
+      PyUnicode_InternFromString("shape"), PyUnicode_InternFromString("dtype"),
+      PyUnicode_InternFromString("requires_grad"), PyUnicode_InternFromString("is_cpu")};
   return names;
 }
 
 struct Part {
   Kind kind = Kind::kSame;
-  PyTypeObject* type = nullptr;      // of the argument; owned by `value` where it is no builtin
-  nb::object value;                  // its number, text, or itself
-  std::array<nb::object, 3> tensor;  // shape, dtype, requires_grad
-  PyObject* seen = nullptr;          // the last tensor that matched: an address, not a reference
-  bool first = false;                // of all tensors
+  PyTypeObject* type = nullptr;  // of the argument; owned by `value` where it is no builtin
+  nb::object value;              // its number, text, or itself
+  std::array<nb::object, kAttributes> tensor;
+  PyObject* seen = nullptr;  // the last tensor that matched: an address, not a reference
+  bool first = false;        // of all tensors
   std::vector<nb::object> keys;
   std::vector<Part> members;
 };

@@ -116,7 +116,7 @@ _written_out: Recent[Any, Any] = Recent(64)
 def sparse_jaxpr(eqn: Any) -> Any:
     """What an operator of ``jax.experimental.sparse`` is lowered to, as a jaxpr; None for other operators.
 
-    Their primitives have no jaxpr among their parameters, and name their Python function by a convention.
+    Their primitives have no jaxpr among their parameters; the Python function of ``p`` is called ``_p_impl``.
     """
     name = eqn.primitive.name
     family = name.partition("_")[0]

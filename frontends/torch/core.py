@@ -91,6 +91,7 @@ class Core(Offering):
         self._warned = False
         self._told: set[str] = set()
         self._left_out = ""
+        self._reasons: Recent[Hashable, str] = Recent(_MAX_WAYS)
         self._initialized = False
         self._apart: dict[overlap.Pattern, Core] = {}
         self._forwards = Forwards(original)
@@ -225,6 +226,7 @@ class Core(Offering):
         if len(self._failed) and self._failed_often(args, kwargs):
             return self.as_written(args, kwargs)
         running.leave_out("")  # what this thread remembers may be another function's
+        self._look_again(args, kwargs)
         running.note_random_state(self.graphs.catches and self.graphs.draws)
         try:
             with running.Running() as ran:
@@ -236,9 +238,11 @@ class Core(Offering):
         except padded.LeavesOut:
             self._note_padded(args, kwargs)
             return self.as_written(args, kwargs)
-        if not ran and not self._warned and not running.observes() and not running.ran_original():
-            self._warned = True
-            self.graphs.warn(self.why_original(args, kwargs))
+        if not ran and not running.observes() and not running.ran_original():
+            if not self._warned:
+                self._warned = True
+                self.graphs.warn(self.why_original(args, kwargs))
+            self._found_nothing(args, kwargs)
         if hooked:
             self._as_original.setdefault(way, not ran or running.ran_original())
         self._originals.learn(ran, self.original, args, kwargs)
@@ -304,16 +308,29 @@ class Core(Offering):
                 "a mode), and pass it as a tensor, or schedule the function once for each"
             )
         # A call that finds its capture captures nothing, and learns no reason.
-        self._left_out = running.left_out() or self._left_out or self.graphs.left_out
+        kind = _kind(self.original, args, kwargs)
+        left_out = running.left_out() or self._reasons.get(kind) or self._left_out
         if self.breaks:
             why = self.breaks[-1]
-        elif self._left_out:
-            why = self._left_out + way_out(self._left_out, self.original)
+        elif left_out:
+            why = left_out + way_out(left_out, self.original)
         else:
             why = "PyTorch finds nothing in it that computes with the tensors it is given"
             if self.entries:  # of other arguments, or before calls that raised
                 why += ", or gave its code up after calls that raised; then torch._dynamo.reset() helps"
         return f"no graph of {name!r} could be captured, so the original runs ({why})"
+
+    def _found_nothing(self, args: Any, kwargs: Any) -> None:
+        """Remembers why there is no graph of such calls; "" if PyTorch does not say."""
+        kind = _kind(self.original, args, kwargs)
+        self._reasons[kind] = running.left_out() or self._reasons.get(kind, "")
+
+    def _look_again(self, args: Any, kwargs: Any) -> None:
+        """Before a call: a function in whose first call Dynamo found nothing it leaves as it is, for good."""
+        if not len(self._reasons) or self.entries or self.breaks or self._roots >= _MAX_ROOTS:
+            return
+        if _kind(self.original, args, kwargs) not in self._reasons:
+            self._begin_captures()
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         graphs = self.graphs
@@ -460,13 +477,15 @@ class Core(Offering):
             return [] if current is None else current.all_planned(args, kwargs, front=front)
         target = self.target(args, kwargs)
         running.leave_out("")
+        target._look_again(args, kwargs)
         try:
-            return self._all_planned(target, args, kwargs, front)
+            found = self._all_planned(target, args, kwargs, front)
         except padded.LeavesOut:
             target._note_padded(args, kwargs)
             return []
-        finally:
-            target._left_out = running.left_out() or target._left_out
+        if not found:
+            target._found_nothing(args, kwargs)
+        return found
 
     def _all_planned(self, target: Core, args: Any, kwargs: Any, front: bool) -> list[Entry]:
         first: list[Entry] = []

@@ -36,9 +36,20 @@ class Full(Terminal):
         raise OSError(28, "No space left on device")
 
 
+class Broken(OnlyWrites):
+    def isatty(self) -> bool:
+        raise OSError(9, "Bad file descriptor")
+
+
+class NoMethod(OnlyWrites):
+    isatty = False
+
+
 @pytest.mark.parametrize("wish", [None, "1", "0"])
 @pytest.mark.parametrize(
-    "stream", [None, OnlyWrites(), closed(), Full()], ids=["none", "no isatty", "closed", "full"]
+    "stream",
+    [None, OnlyWrites(), closed(), Full(), Broken(), NoMethod()],
+    ids=["none", "no isatty", "closed", "full", "broken", "no method"],
 )
 def test_a_step_needs_no_standard_error(
     monkeypatch: pytest.MonkeyPatch, stream: Any, wish: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import sys
@@ -142,37 +143,66 @@ def compiled(fn: Callable[..., Any], kept: int, **options: Any) -> Callable[...,
     """
     if _TAKES_LIMIT:
         return _while_nobody_traces(torch.compile(fn, recompile_limit=kept, **options))
-    return _LimitWhileCalled(_while_nobody_traces(torch.compile(fn, **options)), kept)
+    _ask_for_limit()
+    called = _while_nobody_traces(torch.compile(fn, **options))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before, _limit.kept = _limit.kept, kept
+        try:
+            return called(*args, **kwargs)
+        finally:
+            _limit.kept = before
+
+    return call
 
 
-class _LimitWhileCalled:
-    """Raises Dynamo's limit of captures while calls go on; before torch 2.13 it is one for the whole process.
+class _Limit(threading.local):
+    """How many captures of a function Dynamo keeps in calls of this thread; 0: what its setting says."""
+
+    kept = 0
+
+
+_limit = _Limit()
+
+
+@functools.cache
+def _ask_for_limit() -> None:
+    """Lets Dynamo keep more captures in calls of ours, before torch 2.13, which takes a number a function.
 
     A function behind a break has one code for all schedules of its class, and each of them captures it anew.
-    The first call that begins raises the limit and the last that ends puts it back, of all threads'.
+    The setting is one for all threads, so it stays as it is.
     """
+    from torch._dynamo import convert_frame
 
-    _lock = threading.Lock()
-    _going_on = 0
-    _before = 0
+    by_setting = convert_frame.exceeds_recompile_limit
 
-    def __init__(self, fn: Callable[..., Any], kept: int) -> None:
-        self._fn, self._kept = fn, kept
+    def exceeds(size: Any, compile_id: Any) -> tuple[bool, str]:
+        exceeded, kind = by_setting(size, compile_id)
+        if exceeded and kind == "recompile_limit" and not size.will_compilation_exceed(_limit.kept):
+            most = torch._dynamo.config.accumulated_recompile_limit
+            return compile_id.frame_compile_id >= most, "accumulated_recompile_limit"
+        return exceeded, kind
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        of, config = _LimitWhileCalled, torch._dynamo.config
-        with of._lock:
-            if of._going_on == 0:
-                of._before = config.recompile_limit
-                config.recompile_limit = max(of._before, self._kept)
-            of._going_on += 1
-        try:
-            return self._fn(*args, **kwargs)
-        finally:
-            with of._lock:
-                of._going_on -= 1
-                if of._going_on == 0:
-                    config.recompile_limit = of._before
+    convert_frame.exceeds_recompile_limit = exceeds
+
+
+def forget_graphs(code: types.CodeType, scope: dict[str, Any]) -> None:
+    """Gives up what was compiled for a function that is gone, by the names that it has in its globals.
+
+    Dynamo's guards of objects that live on, such as a function of PyTorch's, keep the globals for good. The
+    names stay: Dynamo deletes them, if it ever frees the code.
+
+    Args:
+        code: Of the function.
+        scope: Its globals, which may be others' too.
+    """
+    entries = getattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", None)
+    codes = [code]
+    for each in codes:
+        for entry in entries(each) if entries is not None else ():
+            names = getattr(entry.code, "co_names", ())  # it may be given up already
+            codes += [scope[n].__code__ for n in names if n.startswith(BEHIND) and n in scope]
+            scope.update((n, None) for n in names if n.startswith(GRAPH) and n in scope)
 
 
 STILL_S, WAIT_S = 10.0, 600.0

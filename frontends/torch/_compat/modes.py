@@ -76,19 +76,23 @@ def saved_is_hooked() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def unseen_by_saved_hooks() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def unseen_by_saved_hooks() -> Iterator[None]:
     """While an operator runs autograd inside: what that keeps is not what the user's graph keeps.
 
     Hooks are open on the caller's thread only, and which thread runs the operator changes from call to call;
-    ``torch.utils.checkpoint`` counts the tensors that its hooks are given.
+    ``torch.utils.checkpoint`` counts the tensors that its hooks are given. They are closed meanwhile: of what
+    goes through hooks autograd does not look whether it was written.
     """
-    if not saved_is_hooked():
-        return contextlib.nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
-
-
-def _as_it_is(x: torch.Tensor) -> torch.Tensor:
-    return x
+    closed: list[Any] = []
+    try:
+        while (hooks := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            closed.append(hooks)
+        yield
+    finally:
+        for pack, unpack in reversed(closed):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def saved_is_read() -> bool:

@@ -10,8 +10,10 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import torch
 
 from dynaflow_xla.frontends.torch._compat import captures, class_attributes, dynamo_graphs, logs
 from dynaflow_xla.frontends.torch.capture import marks
@@ -57,17 +59,17 @@ def root_function(original: Callable[..., Any]) -> types.FunctionType:
     file = f"{ROOT_FILE} {next(_schedules)}>"
     exec(compile(text, file, "exec"), scope)
     made: types.FunctionType = scope["make"](original)
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    if (found := _globals_of_no_module(original)) is None:
-        weakref.finalize(made, _forget, scope)
-    else:
+    if (found := _globals_of_no_module(original)) is not None:
+        scope = found
         made = types.FunctionType(made.__code__, found, made.__name__, None, made.__closure__)
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     weakref.finalize(made, linecache.cache.pop, file, None)
+    weakref.finalize(made, captures.forget_graphs, made.__code__, scope).atexit = False
     return made
 
 
 def _globals_of_no_module(original: Callable[..., Any]) -> dict[str, Any] | None:
-    """The globals of what is called, where no module has them: of a plugin loaded by its path, say.
+    """The globals of what is called, where the module of their name has others: of a plugin, say.
 
     Dynamo reads the globals of a function that it inlines from the module of their name, which is missing or
     another one then; the globals of the function where it starts it reads where they are.
@@ -75,21 +77,15 @@ def _globals_of_no_module(original: Callable[..., Any]) -> dict[str, Any] | None
     function: Any = original
     while isinstance(function, functools.partial):
         function = function.func
-    if not isinstance(function, types.FunctionType | types.MethodType):
-        function = getattr(function, "forward", type(function).__call__)
-    found = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__globals__", None)
-    name = found.get("__name__") if found is not None else None
+    if isinstance(function, torch.nn.Module):
+        function = function.forward
+    elif not isinstance(function, types.FunctionType | types.MethodType):
+        function = type(function).__call__
+    function = getattr(function, "__func__", function)
+    with suppress(ValueError):  # it is wrapped in itself
+        function = inspect.unwrap(function)
+    found = getattr(function, "__globals__", None)
+    name = found.get("__name__") if isinstance(found, dict) else None
     if name is None or getattr(sys.modules.get(name), "__dict__", None) is found:
         return None
     return found
-
-
-def _forget(scope: dict[str, Any]) -> None:
-    """Gives up what was compiled for a function that is gone.
-
-    Dynamo's guards of objects that live on, such as a function of PyTorch's, keep the globals for good. The
-    names stay: Dynamo deletes them, if it ever frees the code.
-    """
-    for name in scope:
-        if name.startswith(captures.GRAPH):
-            scope[name] = None

@@ -239,7 +239,9 @@ def _backward(
     held = _held.get(int(ticket))
     if held is None:
         raise UnsupportedError(
-            "the backward of a function that is called as it is came after what it needs was freed"
+            "the backward of a function that is called as it is came after what it needs was freed, as it is "
+            "where hooks on saved tensors copy what they are given (save_on_cpu): open them inside of it, or "
+            "split with joins=False"
         )
     at, leaves, made = held.tape
     pairs = [(t, g) for t, g in zip(made, grads, strict=True) if g is not None and t.requires_grad]

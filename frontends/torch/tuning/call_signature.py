@@ -19,7 +19,7 @@ _NO_KEYWORDS = (dict, ())
 
 
 def of(original: Any, args: Any, kwargs: Any) -> Any:
-    """Structure, shapes, dtypes, plain values, types of objects, modes.
+    """Structure, shapes, dtypes, devices and layouts other than usual, plain values, types of objects, modes.
 
     Floats are data, as for Dynamo: a step's rate or scale decides nothing. Integers are sizes.
     """
@@ -83,7 +83,7 @@ def _part(value: Any) -> Any:
     kind = type(value)
     if kind in _TENSORS:
         try:
-            return value.shape, value.dtype, value.requires_grad
+            return _of_tensor(value)
         except RuntimeError:  # a nested one of strided tensors has none
             return _nested(value)
     if kind is tuple or kind is list:
@@ -91,7 +91,7 @@ def _part(value: Any) -> Any:
     if kind is dict:
         return (kind, tuple(value), *map(_part, value.values()))
     if isinstance(value, torch.Tensor):
-        return value.shape, value.dtype, value.requires_grad
+        return _of_tensor(value)
     if isinstance(value, int) and not isinstance(value, bool | enum.Enum):
         return (value,), kind, False  # as of a tensor's sizes
     if isinstance(value, copying.PLAIN) and not isinstance(value, float | complex):
@@ -100,6 +100,12 @@ def _part(value: Any) -> Any:
     if tree.is_leaf():
         return kind, None
     return (kind, tree, *map(_part, members))
+
+
+def _of_tensor(x: torch.Tensor) -> Any:
+    known = x.shape, x.dtype, x.requires_grad
+    plain = x.is_cpu and x.layout is torch.strided
+    return known if plain else (*known, x.device.type, x.layout)
 
 
 def _nested(value: torch.Tensor) -> Any:

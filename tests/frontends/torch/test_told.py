@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import types
 import warnings
@@ -648,7 +649,7 @@ def test_a_break_in_code_without_a_file_is_not_taken_for_this_packages(file: str
 
 @pytest.mark.parametrize("first", ["call", "plan", "explain", "debug"])
 def test_why_there_is_no_graph_is_said_by_whoever_is_asked(first: str) -> None:
-    fast, x = dfx.schedule(lambda x: x @ x, "branches"), torch.randn(4, 4).to_sparse()
+    fast, x = dfx.schedule(lambda x: x + x, "branches"), torch.randn(4, 4).to_sparse()
     why = "does not support sparse Tensors"
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -673,3 +674,40 @@ def test_tensors_without_values_cannot_be_verified() -> None:
         dfx.UnsupportedError, match=r"result \(float32\[3\]\) is on the meta device"
     ):
         dfx.verify(fast, torch.ones(3, device="meta"))
+
+
+@pytest.mark.filterwarnings("ignore:no graph of:dynaflow_xla.FallbackWarning")
+@pytest.mark.parametrize("look", [dfx.plan, lambda fast, *args: fast(*args)], ids=["plan", "call"])
+@pytest.mark.parametrize("first", ["nothing", "sparse", "meta"])
+def test_a_reason_is_that_of_its_own_kind_of_call(look: Any, first: str) -> None:
+    def fn(x: Any, plain: bool = False) -> Any:
+        return x if plain else x + x
+
+    dense = torch.randn(4, 4)
+    given = {
+        "nothing": ((dense, True), "finds nothing in it"),
+        "sparse": ((dense.to_sparse(),), "does not support sparse Tensors"),
+        "meta": ((dense.to("meta"),), "on the meta device"),
+    }
+    fast = dfx.schedule(fn, "branches")
+    for name in (first, *given, first):
+        args, why = given[name]
+        with contextlib.suppress(dfx.UnsupportedError):
+            look(fast, *args)
+        with pytest.raises(dfx.UnsupportedError, match=why):
+            dfx.plan(fast, *args)
+    assert dfx.plan(fast, dense).graph  # a call of which there is no graph ends no captures
+
+
+def test_a_first_call_without_operators_ends_no_captures() -> None:
+    fast, x = (
+        dfx.schedule(lambda x, plain: x if plain else x.sort(0)[0], "branches"),
+        torch.randn(9),
+    )
+    with pytest.warns(dfx.FallbackWarning, match="finds nothing"):
+        fast(x, True)
+    fast(x, True)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x, False), x.sort(0)[0], rtol=0, atol=0)
+    assert dfx.plan(fast, x, False).graph
+    assert fast(x, True) is x

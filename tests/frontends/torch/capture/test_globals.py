@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import runpy
 from pathlib import Path
@@ -73,3 +74,39 @@ def test_it_is_scheduled_with_its_own_globals(scope: Any, name: str) -> None:
     assert dfx.plan(fast, x).graph
     scope["SCALE"] = 5.0  # it is guarded, as any global
     torch.testing.assert_close(fast(x), original(x), rtol=0, atol=0)
+
+
+def test_what_was_compiled_goes_with_the_schedule() -> None:
+    found: dict[str, Any] = {"__name__": "module_of_nobody"}
+    exec(TEXT, found)
+    fast, other = (dfx.schedule(found["function"], "branches") for _ in range(2))
+    x = torch.randn(8)
+    fast(x), other(x)
+    graphs = {name for name in found if name.startswith("__compiled_fn")}
+    assert graphs and all(found[name] is not None for name in graphs)
+    del fast
+    gc.collect()
+    assert 0 < sum(found.get(name) is None for name in graphs) < len(graphs)
+    torch.testing.assert_close(other(x), found["function"](x), rtol=0, atol=0)
+
+
+class WithoutForward:
+    @property
+    def forward(self) -> Any:
+        raise RuntimeError("no forward")
+
+    def __call__(self, x: Any) -> Any:
+        return x.sort(0)[0]
+
+
+def wrapped_in_itself(x: Any) -> Any:
+    return x.sort(0)[0]
+
+
+wrapped_in_itself.__wrapped__ = wrapped_in_itself  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fn", [WithoutForward(), wrapped_in_itself], ids=["property", "itself"])
+def test_what_is_called_is_found_without_a_word(fn: Any) -> None:
+    x = torch.randn(8)
+    torch.testing.assert_close(dfx.schedule(fn, "branches")(x), x.sort(0)[0], rtol=0, atol=0)

@@ -30,8 +30,9 @@ class TwoLayers(nn.Module):
 class Experts(nn.Module):
     """Called as it is inside of a split: which rows an expert gets is known when it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, writes: bool = False) -> None:
         super().__init__()
+        self.writes = writes
         self.gate, self.up = nn.Linear(8, 3), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
 
     def forward(self, x: Any) -> Any:
@@ -42,14 +43,17 @@ class Experts(nn.Module):
                 made = expert(x[rows])
                 for _ in range(STEPS):
                     made = made.sin()
+                if self.writes:
+                    made = made.exp()
+                    made.mul_(0.5)
                 out = out.index_add(0, rows, made)
         return out
 
 
 class Mixed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, writes: bool = False) -> None:
         super().__init__()
-        self.before, self.experts = nn.Linear(8, 8), Experts()
+        self.before, self.experts = nn.Linear(8, 8), Experts(writes)
 
     def forward(self, x: Any) -> Any:
         return self.experts(self.before(x).relu()).cos()
@@ -102,3 +106,17 @@ def test_calls_that_are_made_as_they_are() -> None:
         y = checkpoint(fast, x, use_reentrant=False)
         got = torch.autograd.grad(y.sum(), [x, *model.experts.up.parameters()])
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.filterwarnings("ignore:.*called as it is:dynaflow_xla.FallbackWarning")
+def test_what_is_kept_inside_is_looked_at_whether_it_was_written() -> None:
+    # Of what goes through hooks autograd does not look: gradients would be wrong without a word.
+    fast = dfx.schedule(Mixed(writes=True), dfx.NanoBatch(2), in_axes=0)
+    x = torch.randn(12, 8, requires_grad=True)
+    assert "calls Experts.forward" in dfx.explain(fast, x)
+    for hook in (lambda t: t, lambda t: t.clone() if t.is_floating_point() else t):
+        for _ in range(3):
+            with torch.autograd.graph.saved_tensors_hooks(hook, lambda t: t):
+                y = fast(x)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()

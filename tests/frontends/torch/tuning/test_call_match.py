@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import dynaflow_xla as dfx
+from dynaflow_xla.ffi import _engine
 from dynaflow_xla.frontends.torch.tuning import call_signature
 
 pytestmark = pytest.mark.wide
@@ -170,3 +171,17 @@ def test_a_call_is_looked_at_after_it_came_twice_in_a_row() -> None:
         assert core._known is not None
         fast(torch.ones(3, 8))
         assert core._known is None
+
+
+def test_a_device_and_a_layout_are_another_call() -> None:
+    fn, x = torch.sin, torch.randn(4, 4)
+    others = [x.to("meta"), x.to_sparse()]
+    known = call_signature.of(fn, (x,), {})
+    assert known == call_signature.of(fn, (torch.randn(4, 4),), {})
+    for other in others:
+        assert call_signature.of(fn, (other,), {}) != known
+        assert call_signature.of_magnitude(call_signature.of(fn, (other,), {})) != (
+            call_signature.of_magnitude(known)
+        )
+    look = _engine.CallMatch.of((x,), {}, (torch.Tensor,), (int,), False)
+    assert look.matches((torch.randn(4, 4),), {}) and not look.matches((x.to("meta"),), {})
