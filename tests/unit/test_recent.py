@@ -77,6 +77,7 @@ KNOWN = {
         "decompositions": "no arguments",
     },
     "frontends/torch/_compat/inlining.py": {"_install": "no arguments"},
+    "frontends/torch/_compat/captures.py": {"_ask_for_limit": "no arguments"},
     "frontends/torch/opaque/regions.py": {
         "_sites": "weak: whoever captured a graph owns its sites",
         "_held": "weak: tensors that autograd saved own them",

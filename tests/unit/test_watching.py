@@ -145,7 +145,7 @@ def test_a_fallback_warns_is_logged_with_fields_and_counted(
         caplog.at_level(logging.INFO, "dynaflow_xla"),
         pytest.warns(dfx.FallbackWarning, match="plainer") as said,
     ):
-        telling.fallback("it runs in a plainer way", stacklevel=1)
+        telling.fallback("it runs in a plainer way")
     assert said[0].filename == __file__
     (record,) = caplog.records
     assert record.name == "dynaflow_xla.fallback" and record.levelno == logging.WARNING
