@@ -1,9 +1,9 @@
 // What a call has to look like to be the same as an earlier one for a schedule: read at every call
 // of a model whose original is kept, where Python would take longer for it than for all else.
 //
-// A match remembers structure, shapes, dtypes, whether tensors are on a CPU and plain values, never
-// an argument itself. It may say no to a call that is the same; then Python looks. All state is
-// touched with the GIL held.
+// A match remembers structure, shapes, dtypes, layouts, whether tensors are on a CPU and plain
+// values, never an argument itself. It may say no to a call that is the same; then Python looks.
+// All state is touched with the GIL held.
 #include <nanobind/stl/optional.h>
 
 #include <array>
@@ -26,12 +26,13 @@ constexpr size_t kMany = 32;
 enum class Kind { kTensor, kEqual, kSame, kOfType, kSequence, kDict };
 
 // Names, interned: a tensor's attributes are looked up by them at each call.
-constexpr size_t kAttributes = 4;
+constexpr size_t kAttributes = 5;
 
 const std::array<PyObject*, kAttributes>& TensorAttributes() {
   static const std::array<PyObject*, kAttributes> names = {
       PyUnicode_InternFromString("shape"), PyUnicode_InternFromString("dtype"),
-      PyUnicode_InternFromString("requires_grad"), PyUnicode_InternFromString("is_cpu")};
+      PyUnicode_InternFromString("requires_grad"), PyUnicode_InternFromString("is_cpu"),
+      PyUnicode_InternFromString("layout")};
   return names;
 }
 

@@ -126,10 +126,12 @@ def sparse_jaxpr(eqn: Any) -> Any:
         return None
     avals = tuple(v.aval for v in eqn.invars)
     key = (name, avals, tuple(sorted((k, str(v)) for k, v in eqn.params.items())))
-    if key not in _written_out:
+    made = _written_out.get(key)
+    if made is None:
         given = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-        _written_out[key] = jax.make_jaxpr(functools.partial(function, **eqn.params))(*given).jaxpr
-    return _written_out[key]
+        made = jax.make_jaxpr(functools.partial(function, **eqn.params))(*given).jaxpr
+        _written_out[key] = made
+    return made
 
 
 def sparse_as(primitive: Any, plain: Callable[..., Callable[..., list[Any]]]) -> None:

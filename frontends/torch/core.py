@@ -92,6 +92,9 @@ class Core(Offering):
         self._told: set[str] = set()
         self._left_out = ""
         self._reasons: Recent[Hashable, str] = Recent(_MAX_WAYS)
+        self._nothing: call_signature.Known | None = (
+            None  # the last call of which there was no graph
+        )
         self._initialized = False
         self._apart: dict[overlap.Pattern, Core] = {}
         self._forwards = Forwards(original)
@@ -226,7 +229,7 @@ class Core(Offering):
         if len(self._failed) and self._failed_often(args, kwargs):
             return self.as_written(args, kwargs)
         running.leave_out("")  # what this thread remembers may be another function's
-        self._look_again(args, kwargs)
+        graphless = self._look_again(args, kwargs)
         running.note_random_state(self.graphs.catches and self.graphs.draws)
         try:
             with running.Running() as ran:
@@ -242,7 +245,8 @@ class Core(Offering):
             if not self._warned:
                 self._warned = True
                 self.graphs.warn(self.why_original(args, kwargs))
-            self._found_nothing(args, kwargs)
+            if not graphless:
+                self._found_nothing(args, kwargs)
         if hooked:
             self._as_original.setdefault(way, not ran or running.ran_original())
         self._originals.learn(ran, self.original, args, kwargs)
@@ -324,13 +328,22 @@ class Core(Offering):
         """Remembers why there is no graph of such calls; "" if PyTorch does not say."""
         kind = _kind(self.original, args, kwargs)
         self._reasons[kind] = running.left_out() or self._reasons.get(kind, "")
+        self._nothing = call_signature.Known(self.original, args, kwargs, 0, False)
 
-    def _look_again(self, args: Any, kwargs: Any) -> None:
-        """Before a call: a function in whose first call Dynamo found nothing it leaves as it is, for good."""
-        if not len(self._reasons) or self.entries or self.breaks or self._roots >= _MAX_ROOTS:
-            return
-        if _kind(self.original, args, kwargs) not in self._reasons:
+    def _look_again(self, args: Any, kwargs: Any) -> bool:
+        """Before a call: a function in whose first call Dynamo found nothing it leaves as it is, for good.
+
+        Returns:
+            Whether it is known that there is no graph of such a call.
+        """
+        if (last := self._nothing) is None:
+            return False
+        if last.again(args, kwargs, 0):  # in a row: no signature is read
+            return True
+        known = _kind(self.original, args, kwargs) in self._reasons
+        if not (known or self.entries or self.breaks) and self._roots < _MAX_ROOTS:
             self._begin_captures()
+        return known
 
     def _invoke(self, args: Any, kwargs: Any) -> Any:
         graphs = self.graphs

@@ -186,23 +186,32 @@ def _ask_for_limit() -> None:
     convert_frame.exceeds_recompile_limit = exceeds
 
 
-def forget_graphs(code: types.CodeType, scope: dict[str, Any]) -> None:
+def forget_graphs(scope: dict[str, Any], code: types.CodeType | None) -> None:
     """Gives up what was compiled for a function that is gone, by the names that it has in its globals.
 
     Dynamo's guards of objects that live on, such as a function of PyTorch's, keep the globals for good. The
     names stay: Dynamo deletes them, if it ever frees the code.
 
     Args:
-        code: Of the function.
-        scope: Its globals, which may be others' too.
+        scope: Its globals.
+        code: Of the function, if they are others' too.
     """
-    entries = getattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", None)
-    codes = [code]
-    for each in codes:
-        for entry in entries(each) if entries is not None else ():
-            names = getattr(entry.code, "co_names", ())  # it may be given up already
-            codes += [scope[n].__code__ for n in names if n.startswith(BEHIND) and n in scope]
-            scope.update((n, None) for n in names if n.startswith(GRAPH) and n in scope)
+    names = list(scope) if code is None else _named_by_captures(code, scope)
+    scope.update((name, None) for name in names if name.startswith(GRAPH) and name in scope)
+
+
+def _named_by_captures(code: types.CodeType, scope: Mapping[str, Any]) -> list[str]:
+    """What is named in the captures of a function, and of those that go on behind its breaks."""
+    entries: Any = getattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", None)
+    names: list[str] = []
+    codes = [code] if entries is not None else []
+    for each in codes:  # it grows
+        for entry in entries(each):
+            found = getattr(entry.code, "co_names", ())  # it may be given up already
+            names += found
+            behind = (scope[n].__code__ for n in found if n.startswith(BEHIND) and n in scope)
+            codes += [more for more in behind if more not in codes]
+    return names
 
 
 STILL_S, WAIT_S = 10.0, 600.0

@@ -59,12 +59,13 @@ def root_function(original: Callable[..., Any]) -> types.FunctionType:
     file = f"{ROOT_FILE} {next(_schedules)}>"
     exec(compile(text, file, "exec"), scope)
     made: types.FunctionType = scope["make"](original)
-    if (found := _globals_of_no_module(original)) is not None:
-        scope = found
-        made = types.FunctionType(made.__code__, found, made.__name__, None, made.__closure__)
+    shared = _globals_of_no_module(original)
+    if shared is not None:
+        made = types.FunctionType(made.__code__, shared, made.__name__, None, made.__closure__)
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     weakref.finalize(made, linecache.cache.pop, file, None)
-    weakref.finalize(made, captures.forget_graphs, made.__code__, scope).atexit = False
+    given = (scope, None) if shared is None else (shared, made.__code__)
+    weakref.finalize(made, captures.forget_graphs, *given).atexit = False
     return made
 
 

@@ -95,7 +95,6 @@ class CapturedGraphs:
         shared: Which arguments share memory, known from the first call on.
         catches: Whether code of the user's in it may catch what an operator raises; no graph does.
         draws: Whether a graph may draw random numbers.
-        left_out: Why a graph was left to PyTorch.
     """
 
     def __init__(
@@ -115,7 +114,6 @@ class CapturedGraphs:
         self.writes = False
         self.shared: overlap.Pattern | None = None
         self.catches = self.draws = False
-        self.left_out = ""
         self._count = 0
         self._lock = threading.RLock()
 
@@ -142,8 +140,7 @@ class CapturedGraphs:
         running.note_random_state(self.catches)
         given = [x.is_meta for x in example_inputs if isinstance(x, torch.Tensor)]
         if given and all(given):
-            self.left_out = "it computes with tensors on the meta device, which have no values"
-            running.leave_out(self.left_out)
+            running.leave_out("it computes with tensors on the meta device, which have no values")
             return gm.forward  # type: ignore[no-any-return]
         grad = torch.is_grad_enabled() and any(
             getattr(x, "requires_grad", False) for x in example_inputs

@@ -711,3 +711,17 @@ def test_a_first_call_without_operators_ends_no_captures() -> None:
         torch.testing.assert_close(fast(x, False), x.sort(0)[0], rtol=0, atol=0)
     assert dfx.plan(fast, x, False).graph
     assert fast(x, True) is x
+
+
+def test_calls_without_a_graph_in_a_row_read_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dynaflow_xla.frontends.torch.tuning import call_signature
+
+    fast, x = dfx.schedule(lambda x: x, "branches"), torch.randn(9)
+    with pytest.warns(dfx.FallbackWarning, match="finds nothing"):
+        fast(x)
+    read = []
+    of = call_signature.of
+    monkeypatch.setattr(call_signature, "of", lambda *call: read.append(call) or of(*call))
+    for _ in range(3):
+        assert fast(x) is x
+    assert not read
