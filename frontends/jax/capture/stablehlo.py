@@ -185,16 +185,17 @@ def _hints(op: Any, name: str) -> dict[str, Any]:
             ),
             "feature_group_count": _ir.IntegerAttr(op.attributes["feature_group_count"]).value,
             "batch_group_count": _ir.IntegerAttr(op.attributes["batch_group_count"]).value,
-            "lhs_dilation": _lhs_dilation(op),
+            "lhs_dilation": _dilation(op, "lhs_dilation"),
+            "rhs_dilation": _dilation(op, "rhs_dilation"),
         }
     return {}
 
 
-def _lhs_dilation(op: Any) -> tuple[int, ...]:
+def _dilation(op: Any, name: str) -> tuple[int, ...]:
     """A convolution's; () where the operator leaves out that it is 1."""
-    if "lhs_dilation" not in op.attributes:
+    if name not in op.attributes:
         return ()
-    return tuple(_ir.DenseI64ArrayAttr(op.attributes["lhs_dilation"]))
+    return tuple(_ir.DenseI64ArrayAttr(op.attributes[name]))
 
 
 @dataclass(frozen=True)

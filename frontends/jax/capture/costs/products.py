@@ -56,6 +56,10 @@ CONV_KERNEL_GRADIENT = 0.45  # of that rate: a window as large as the image
 CONV_GATHER_NS = 8.5
 """Of Eigen's convolutions: what it takes to collect one row of a window, however few elements it has. Of
 groups: each pixel of a window, for each group."""
+CONV_COLLECTED_NS = 0.05
+"""Of Eigen's convolutions: what an element of a window adds to that."""
+CONV_APART = 0.5
+"""Of Eigen's convolutions whose windows have gaps: a pixel of a window, in rows of one without."""
 CONV_3D = 0.2  # XLA:CPU has a library's convolution for one and two spatial dimensions
 CONV_GROUPED_1D = 0.1
 
@@ -181,12 +185,16 @@ def convolution(ins: Sequence[Any], out: Any, params: dict[str, Any]) -> tuple[f
         rate *= CONV_GROUPED_1D
     window = math.prod(kernel[d] for d in numbers.rhs_spec[2:])
     image = math.prod(out.shape[d] for d in numbers.out_spec[2:])
-    collected = 0.0
+    collected = elements = 0.0
     if window > image:
         rate *= CONV_KERNEL_GRADIENT
     elif groups > 1 and spatial == 2:
         collected = image * window * groups
-    elif groups == 1 and window > 1 and not sharing.is_of_ynnpack(ins[0], ins[1], params):
-        collected = image * window / kernel[numbers.rhs_spec[-1]]
-    gathered = CONV_GATHER_NS * out.shape[numbers.out_spec[0]] * collected
+    elif groups == 1 and not sharing.is_of_ynnpack(ins[0], ins[1], params):
+        in_row = kernel[numbers.rhs_spec[-1]]
+        apart = params["rhs_dilation"][-1:] not in ((), (1,))
+        collected = image * window * (CONV_APART if apart and in_row > 1 else 1 / in_row)
+        elements = image * window * kernel[numbers.rhs_spec[1]]
+    images = out.shape[numbers.out_spec[0]]
+    gathered = images * (CONV_GATHER_NS * collected + CONV_COLLECTED_NS * elements)
     return flops, flops * groups / rate + gathered

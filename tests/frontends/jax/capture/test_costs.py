@@ -188,10 +188,15 @@ def test_windows_are_collected_pixel_by_pixel_where_channels_are_few(spatial: in
     space = "HW"[:spatial]
     names = f"N{space}C", f"{space}IO", f"N{space}C"
 
-    def cost(channels: int, window: int) -> float:
+    def cost(channels: int, window: int, dilation: int = 1) -> float:
         def conv(x: Any, k: Any) -> Any:
             return jax.lax.conv_general_dilated(
-                x, k, (1,) * spatial, "SAME", dimension_numbers=names
+                x,
+                k,
+                (1,) * spatial,
+                "SAME",
+                rhs_dilation=(dilation,) * spatial,
+                dimension_numbers=names,
             )
 
         x = jax.ShapeDtypeStruct((4, *(64,) * spatial, channels), jnp.float32)
@@ -201,7 +206,10 @@ def test_windows_are_collected_pixel_by_pixel_where_channels_are_few(spatial: in
 
     assert 0.4 < cost(3, 3) / cost(16, 3) < 0.8
     assert cost(1, 5) / cost(1, 3) == pytest.approx((5 / 3) ** (spatial - 1), rel=0.15)
-    assert cost(32, 3) > cost(16, 3)
+    assert cost(64, 3) > cost(16, 3)
+    if spatial == 2:  # a row with gaps does not lie side by side
+        assert 1.2 < cost(16, 3, dilation=2) / cost(16, 3) < 2
+    assert cost(16, 1) < 0.7 * cost(16, 3)
 
 
 def test_loops_that_vectors_do_not_help_with(monkeypatch: pytest.MonkeyPatch) -> None:

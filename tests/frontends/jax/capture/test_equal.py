@@ -87,8 +87,11 @@ def test_one_call_of_a_function_on_equal_values() -> None:
     def f(x: Any) -> Any:
         return block(x * 2) + block(x * 2).T
 
-    assert kinds(f, X)["cholesky"] == 1
-    check(f, X)
+    x = jnp.tile(
+        X, (2, 2)
+    )  # worth it on every machine, next to what handing the results over takes
+    assert kinds(f, x)["cholesky"] == 1
+    check(f, x)
 
 
 def turns(x: Any, step: Any = jnp.tanh) -> Any:
