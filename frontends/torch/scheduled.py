@@ -51,7 +51,13 @@ class ScheduledFunction(PassesOn):
         # A decorated function stands where pickle would look for the original.
         if stands_at(self):
             return self.__qualname__
-        return ScheduledFunction, (self.original, self.options)
+        return _begun_function, (self.original, self.options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_dfx_core":  # of a copy
+            self._dfx_core = made = core_of(self.original, self.options)
+            return made
+        return super().__getattr__(name)
 
     def __repr__(self) -> str:
         return f"<scheduled {self.options.name} with {self.options.how!r}>"
@@ -66,9 +72,10 @@ class _ModuleView:
     The class has the name of the user's, as libraries write that down (``save_pretrained``).
     """
 
-    __slots__ = ("_dfx_core", "original")
+    __slots__ = ("_dfx_core", "_dfx_options", "original")
 
     _dfx_core: Any
+    _dfx_options: Settings
     _dfx_user_class: Any
     original: torch.nn.Module
 
@@ -126,7 +133,11 @@ class _ModuleView:
         return True
 
     def __getattr__(self, name: str) -> Any:
-        """What only the original's class has, which may be another one by now."""
+        """What only the original's class has, which may be another one by now; the core of a copy."""
+        if name == "_dfx_core":
+            object.__setattr__(self, "__dict__", self.original.__dict__)  # which it may have been given since
+            object.__setattr__(self, name, core_of(self.original, self._dfx_options))
+            return self._dfx_core
         if name not in _ModuleView.__slots__ and self._follow():
             return getattr(self, name)
         return super().__getattr__(name)  # type: ignore[misc]
@@ -142,13 +153,15 @@ class _ModuleView:
         super().__delattr__(name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return schedule_module(copy.deepcopy(self.original, memo), self._dfx_core.options)
+        # Known before the original is copied, which may hold it: a hook that is a method of this.
+        memo[id(self)] = made = object.__new__(_class_for(type(self.original)))  # type: ignore[arg-type]
+        return _begin(made, copy.deepcopy(self.original, memo), self._dfx_options)
 
     def __copy__(self) -> Any:
-        return schedule_module(copy.copy(self.original), self._dfx_core.options)
+        return schedule_module(copy.copy(self.original), self._dfx_options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return schedule_module, (self.original, self._dfx_core.options)
+        return _begun_module, (self.original, self._dfx_options)
 
     def __repr__(self) -> str:
         return (
@@ -179,11 +192,29 @@ def schedule_module(original: torch.nn.Module, options: Settings) -> Any:
             "scheduled module gives the module that it was made from: methods would find that instead. "
             "Rename it, or schedule a function that calls the module"
         )
-    view: Any = object.__new__(_class_for(type(original)))  # type: ignore[arg-type]
-    object.__setattr__(view, "__dict__", original.__dict__)
-    object.__setattr__(view, "original", original)
+    view = _begun_module(original, options)
     object.__setattr__(view, "_dfx_core", core_of(original, options))
     return view
+
+
+def _begun_module(original: torch.nn.Module, options: Settings) -> Any:
+    """A copy, of which the core is made when it is asked for: the original may have nothing in it yet."""
+    return _begin(object.__new__(_class_for(type(original))), original, options)  # type: ignore[arg-type]
+
+
+def _begin(view: Any, original: torch.nn.Module, options: Settings) -> Any:
+    object.__setattr__(view, "__dict__", original.__dict__)
+    object.__setattr__(view, "original", original)
+    object.__setattr__(view, "_dfx_options", options)
+    return view
+
+
+def _begun_function(original: Callable[..., Any], options: Settings) -> ScheduledFunction:
+    """The same of a function, which may be a method of what has nothing in it yet."""
+    made = ScheduledFunction.__new__(ScheduledFunction)
+    made.original, made.options = original, options
+    functools.update_wrapper(made, original, updated=())
+    return made
 
 
 def schedule(fn: Any, options: Settings) -> Any:
