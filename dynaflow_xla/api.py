@@ -16,7 +16,7 @@ from dynaflow_xla.advice.report import Why, why as reasons
 from dynaflow_xla.combined import Together
 from dynaflow_xla.debugging.report import DebugReport, DeterminismReport
 from dynaflow_xla.dispatch import EitherFunction, serving
-from dynaflow_xla.errors import PlanTypeError, bad_argument, checks
+from dynaflow_xla.errors import PlanTypeError, UnsupportedError, bad_argument, checks
 from dynaflow_xla.ir.partitioned import PartitionedGraph
 from dynaflow_xla.kernels import Lanes
 from dynaflow_xla.planning.plan import Plan
@@ -85,7 +85,7 @@ def schedule(
             for ever (seen on an H100 with jaxlib 0.11.2).
         lanes: Number of lanes; default: the cores of this process, at most 8; with ``"xla"``, and
             for PyTorch on a GPU: 8. On a GPU a ``Lanes`` gives them priorities and multiprocessors of their
-            own.
+            own; on a CPU more ``Lanes`` than cores are refused at the first call, which tells where it runs.
         rules: Where to cut; default: the strategy's rules, else automatic.
         context: The user's own data for the strategy, as ``s.context.user``.
         select: Chooses among several plans at each call, without compiling again: ``strategy`` is then a
@@ -255,7 +255,7 @@ def simulate(fast: Any, /, *args: Any, costs: Any = None, **kwargs: Any) -> Time
         costs: Nanoseconds by region name or id, or a timeline that ``profile`` measured, of this plan or of
             another strategy's: regions are known by what they compute. Regions left out cost what is
             estimated. Default: what ``tune`` measured, else estimates.
-        **kwargs: As ``args``.
+        **kwargs: As ``args``; ``costs`` of the function itself in a ``functools.partial``.
 
     Raises:
         PlanError: a cost that is no time, or of a region that does not exist; a timeline that has none of
@@ -289,9 +289,24 @@ def explain(fast: Any, /, *args: Any, deep: bool = False, **kwargs: Any) -> str:
         *args: Arrays, tensors or ``jax.ShapeDtypeStruct``.
         deep: With backend ``"xla"`` it is followed by what ``compile`` reads back, or without a GPU and a
             target by what is in the program for this CPU.
-        **kwargs: As ``args``.
+        **kwargs: As ``args``; ``deep`` of the function itself in a ``functools.partial``.
+
+    Raises:
+        PlanError: ``deep`` is neither True nor False.
+        UnsupportedError: ``deep`` of a function whose backend is not ``"xla"``.
     """
-    return serving(fast, "explain", args, kwargs).explain(args, kwargs, deep=deep)
+    deep = checks.flag("deep, which explain has itself,", deep)
+    served = serving(fast, "explain", args, kwargs)
+    try:
+        return served.explain(args, kwargs, deep=deep)
+    except UnsupportedError as error:
+        if not deep:
+            raise
+        served.explain(args, kwargs, deep=False)  # raises, where it is not for ``deep``
+        raise UnsupportedError(
+            f"deep=True of explain asks for what compile reads back. {error} If deep is an argument of the "
+            "function itself, bind it: dfx.explain(functools.partial(fast, deep=True), ...)"
+        ) from error
 
 
 def compile(fast: Any, /, *args: Any, target: Any = None, **kwargs: Any) -> Any:
@@ -305,7 +320,7 @@ def compile(fast: Any, /, *args: Any, target: Any = None, **kwargs: Any) -> Any:
             ``shard_map`` or ``grad``, in a training step).
         *args: Arrays or ``jax.ShapeDtypeStruct``.
         target: As for ``schedule``; default: the one given there, else the GPU of this machine.
-        **kwargs: As ``args``.
+        **kwargs: As ``args``; ``target`` of the function itself in a ``functools.partial``.
 
     Returns:
         A report: kernels, library calls and copies of each region beside the original program's,
@@ -355,7 +370,8 @@ def verify(fast: Any, /, *args: Any, **kwargs: Any) -> Report:
         A report, one line an output (``str(report)``).
 
     Raises:
-        VerificationError: naming the first output that differs beyond its dtype's tolerance.
+        VerificationError: naming the first output that differs beyond its dtype's tolerance. There is no
+            report of the others: its ``.report`` is None.
     """
     return serving(fast, "verify", args, kwargs).verify(args, kwargs)
 
@@ -380,14 +396,14 @@ def debug(fast: Any, /, *args: Any, rounds: int = 24, seed: int = 0, **kwargs: A
         rounds: How many rounds.
         seed: Of all that is drawn at random. Threads run as they like, so that a round with pauses
             is not the same twice.
-        **kwargs: As ``args``.
+        **kwargs: As ``args``; ``rounds`` or ``seed`` of the function itself in a ``functools.partial``.
 
     Returns:
         A report (``str(report)``).
 
     Raises:
-        VerificationError: with ``.report``; names the first region whose result changed, that read what
-            was not written, or wrote when it had ended: its lane, operators, file and line.
+        VerificationError: with ``.report``, a ``DebugReport``; names the first region whose result changed,
+            that read what was not written, or wrote when it had ended: its lane, operators, file and line.
         UnsupportedError: the function has effects, which must not happen so often. (Of a PyTorch function
             that breaks into several graphs, the code before the first one runs to find that out.)
         PlanError: ``rounds`` or ``seed`` are no counts.
@@ -404,14 +420,14 @@ def check_determinism(fast: Any, /, *args: Any, runs: int = 10, **kwargs: Any) -
         fast: What ``schedule`` returned.
         *args: Arrays or tensors.
         runs: How many calls.
-        **kwargs: As ``args``.
+        **kwargs: As ``args``; ``runs`` of the function itself in a ``functools.partial``.
 
     Returns:
         A report (``str(report)``).
 
     Raises:
-        VerificationError: with ``.report``; names the first output that differs, and the first region that
-            does when the regions run one after another.
+        VerificationError: with ``.report``, a ``DeterminismReport``; names the first output that differs, and
+            the first region that does when the regions run one after another.
         UnsupportedError: the function has effects.
         PlanError: ``runs`` is no count.
     """
@@ -448,7 +464,7 @@ def why(fast: Any, /, *args: Any, measure: bool = True, rounds: int = 15, **kwar
         *args: Arrays or tensors; nothing of them is changed. Without ``measure`` also shapes.
         measure: False: nothing runs; all times are the cost model's.
         rounds: Calls of each that are timed.
-        **kwargs: As ``args``.
+        **kwargs: As ``args``; ``measure`` or ``rounds`` of the function itself in a ``functools.partial``.
 
     Returns:
         A report: ``str(report)`` is a table, ``report.to_dict()`` the same as data,
@@ -491,7 +507,7 @@ def tune(fast: Any, /, *args: Any, budget_s: float = 30.0, **kwargs: Any) -> Any
         fast: What ``schedule`` or ``together`` returned.
         *args: Arrays or tensors; nothing of them is changed.
         budget_s: Seconds that it may take, compiling included.
-        **kwargs: As ``args``.
+        **kwargs: As ``args``; ``budget_s`` of the function itself in a ``functools.partial``.
 
     Raises:
         PlanError: the function has a fixed strategy, or the budget does not suffice.

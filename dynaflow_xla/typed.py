@@ -7,11 +7,12 @@ callable has comes from its framework (``lower``, ``trace``, ...), so any other 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 from dynaflow_xla.kernels import Lanes
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
@@ -28,16 +29,38 @@ class TorchModule(Protocol):
 M = TypeVar("M", bound=TorchModule)
 
 
+class ScheduledMethod(Protocol[Q, P, R_co]):
+    """A scheduled function that was got from an object: a method without its first parameter.
+
+    That of a static method, or of a function whose parameters nobody knows (``jax.jit``'s), has all of them:
+    type checkers bind these, too.
+    """
+
+    @overload
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+
 class ScheduledCallable(Protocol[P, R_co]):
     """A scheduled function: called as the original, and with the attributes of its framework's functions."""
 
-    original: Callable[..., Any]
+    @property
+    def original(self) -> Callable[P, R_co]:
+        """What was scheduled; of a plain function of JAX, what ``jax.jit`` makes of it."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """The original's result."""
 
-    def __get__(self, instance: object, owner: type | None = None, /) -> Callable[..., R_co]:
-        """As a method."""
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> ScheduledCallable[P, R_co]: ...
+    @overload
+    def __get__(
+        self: ScheduledCallable[Concatenate[Any, Q], R],
+        instance: object,
+        owner: type | None = None,
+        /,
+    ) -> ScheduledMethod[Q, P, R]: ...
 
     def __getattr__(self, name: str, /) -> Any:
         """What the framework's functions have."""

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jaxlib import xla_client
 
-from dynaflow_xla.errors import EngineError, PlanError
+from dynaflow_xla.errors import EngineError, PlanError, step_failed
 from dynaflow_xla.ffi import _engine
 
 PLAN_ABI_VERSION = 1
@@ -100,12 +100,13 @@ def engine_error(error: BaseException) -> EngineError | None:
     """The engine's error inside one of XLA's; None if it is another error.
 
     XLA carries an error of a custom call as text: no type, no object, and several types of its own. So
-    the engine's handlers put a mark in front, and it is looked for here and nowhere else.
+    the engine's handlers put a mark in front, and it is looked for here and nowhere else. It is one of XLA's
+    type, too, for who catches what the original raises (a callback's error inside of a region).
     """
     _, mark, text = str(error).rpartition(_engine.ENGINE_ERROR_MARK)
     if not mark:
         return None
-    made = EngineError(text)
+    made = step_failed(text, error)
     made.__cause__ = error
     return made
 

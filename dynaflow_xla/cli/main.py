@@ -127,7 +127,7 @@ def explain(
 ) -> None:
     """Show regions, lanes, costs, copies and notes of the plan of TARGET for these arguments."""
     found, fast = _scheduled(target, shapes, options)
-    text = dfx.explain(fast, *found.args, deep=deep, **found.kwargs)
+    text = dfx.explain(found.bound(fast), *found.args, deep=deep)
     if out.as_json:
         data: dict[str, Any] = {"target": target, "text": text}
         try:
@@ -165,7 +165,7 @@ def why(
     if path is not None:
         tracing.check(path)
     found, fast = _scheduled(target, shapes, options)
-    report = dfx.why(fast, *found.args, measure=not estimated, rounds=rounds, **found.kwargs)
+    report = dfx.why(found.bound(fast), *found.args, measure=not estimated, rounds=rounds)
     out.result(report.to_dict())
     out.text(report.to_text())
     if path is not None:

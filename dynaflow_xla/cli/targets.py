@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -11,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +47,13 @@ class Target:
     framework: str = ""
     lost: str = ""
 
+    def bound(self, fast: Any) -> Any:
+        """A scheduled function with the arguments by keyword.
+
+        The function that looks into it may have a keyword of the same name itself.
+        """
+        return functools.partial(fast, **self.kwargs) if self.kwargs else fast
+
 
 _DTYPES = {
     "f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16", "s8": "int8", "s16": "int16",
@@ -59,14 +68,21 @@ def named(text: str) -> Any:
     """What ``module:name`` or ``file.py:name`` names; ``name`` may have dots.
 
     Raises:
-        TargetError: there is no such module, file or name, or importing it failed.
+        TargetError: there is no such module, file or name, it is a notebook, or a file of a package that
+            has to be named as a module.
     """
     where, colon, name = text.rpartition(":")
+    if (notebook := where or name).endswith(".ipynb"):
+        script = f"{notebook.removesuffix('.ipynb')}.py"
+        raise TargetError(
+            f"notebooks are not read; got {notebook}. Export it as a file of Python code (jupyter nbconvert "
+            f"--to script) and name that: {script}{colon and ':' + name}"
+        )
     if not (colon and where and name):
         raise TargetError(
             f"a function is named by module:function or file.py:function; got {text!r}"
         )
-    module = _file(where) if where.endswith(".py") else _module(where)
+    module = _file(where, name) if where.endswith(".py") else _module(where)
     found: Any = module
     for part in name.split("."):
         try:
@@ -94,7 +110,7 @@ def _module(name: str) -> Any:
         raise
 
 
-def _file(path: str) -> Any:
+def _file(path: str, wanted: str) -> Any:
     file = Path(path).resolve()
     if not file.is_file():
         raise TargetError(f"there is no file {path}")
@@ -109,10 +125,26 @@ def _file(path: str) -> Any:
     sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]  # a half of it is no module
+        own = traceback.extract_tb(error.__traceback__)[-1].filename == str(file)
+        if own and isinstance(error, ImportError) and "no known parent package" in str(error):
+            raise TargetError(_as_module(path, file, wanted)) from error
         raise
     return module
+
+
+def _as_module(path: str, file: Path, wanted: str) -> str:
+    """What to write for a file that imports from its package, which a file alone does not have."""
+    folder = file.parent.parent  # without an __init__.py the dots still mean the file's own folder
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+    there = "" if folder == Path.cwd() else f", in the folder {folder}"
+    return (
+        f"{path} has relative imports, for which it must be imported as a part of its package. Name it as a "
+        f"module: {module}:{wanted}{there}"
+    )
 
 
 def target(

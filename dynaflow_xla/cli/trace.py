@@ -131,7 +131,7 @@ def timeline(target: Target, fast: Any, predicted: bool) -> dfx.Timeline:
     if target.lost:
         raise dfx.UnsupportedError(target.lost)
     look = dfx.simulate if predicted else dfx.profile
-    return look(fast, *target.args, **target.kwargs)
+    return look(target.bound(fast), *target.args)
 
 
 def check(path: Path) -> None:

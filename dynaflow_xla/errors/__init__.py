@@ -52,7 +52,14 @@ class UnsupportedTypeError(UnsupportedError, TypeError):
 
 
 class VerificationError(DynaflowError, AssertionError):
-    """A scheduled callable returned something else than the original."""
+    """A scheduled callable returned something else than the original, or than in another run of it.
+
+    Attributes:
+        report: What ``debug`` (a ``DebugReport``) and ``check_determinism`` (a ``DeterminismReport``) found
+            out; None where results were compared with the original's, which ends at the first that differs.
+    """
+
+    report: Any = None
 
 
 class EngineError(DynaflowError, RuntimeError):

@@ -129,17 +129,40 @@ def grow(
 
 
 def contract(clusters: list[Cluster], max_regions: int) -> list[Cluster]:
-    """Merges clusters in rounds until nothing is left to merge and at most ``max_regions`` remain."""
+    """Merges clusters until nothing is left to merge and, if that costs little, ``max_regions`` remain.
+
+    Of more than these first branches are put together, the shortest ones, in pairs: a reader that took one
+    branch after another would run them one after another. Then what takes less than an even share of the
+    time goes into what it continues, or into its reader. More regions are better than none side by side.
+    """
     total = sum(c.cost_ns for c in clusters) or 1.0
     tiny = min(TINY_NS, TINY_SHARE * total)
-    while True:
-        merged = _round(clusters, tiny)
-        if len(merged) == len(clusters):
-            free = sum(not c.fixed for c in merged)
-            if len(merged) <= max_regions or tiny > total or free < 2:
-                return merged
-            tiny *= 4
+    while (merged := _round(clusters, tiny)) is not clusters:
         clusters = merged
+    while len(clusters) > max_regions:
+        if (merged := _pair(clusters, len(clusters) - max_regions)) is clusters:
+            if (tiny := 4 * tiny) > total / max_regions:
+                break
+            merged = _round(clusters, tiny)
+        clusters = merged
+    return clusters
+
+
+def _pair(clusters: list[Cluster], most: int) -> list[Cluster]:
+    """Merges up to ``most`` pairs of branches that read and are read by the same clusters, shortest first."""
+    succs = successors(clusters)
+    alike: dict[Hashable, list[Cluster]] = {}
+    for cluster in clusters:
+        if not cluster.fixed:
+            around = frozenset(cluster.preds), frozenset(c.id for c in succs[cluster.id])
+            alike.setdefault((cluster.phase, *around), []).append(cluster)
+    pairs: list[tuple[Cluster, Cluster]] = []
+    for branches in alike.values():
+        branches.sort(key=lambda c: c.cost_ns)
+        pairs += zip(branches[::2], branches[1::2], strict=False)
+    pairs.sort(key=lambda pair: pair[0].cost_ns + pair[1].cost_ns)
+    into = {source.id: target.id for target, source in pairs[:most]}
+    return _renumber(clusters, into) if into else clusters
 
 
 def resource_of(flops: float, bytes_moved: int) -> Resource:

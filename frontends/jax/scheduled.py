@@ -14,6 +14,7 @@ import jax
 from dynaflow_xla.errors import DynaflowError
 from dynaflow_xla.ffi import _engine, xla
 from dynaflow_xla.frontends.jax import _compat, inspect
+from dynaflow_xla.frontends.jax._compat import interpreters
 from dynaflow_xla.frontends.jax.adapters import libraries
 from dynaflow_xla.frontends.jax.adapters.lifted import Lifted
 from dynaflow_xla.frontends.jax.backend import Backend
@@ -400,7 +401,7 @@ class ScheduledFunction(PassesOn, LikeAFunction, _engine.FastCall):  # type: ign
         except TypeError:
             return self.original(*args, **kwargs)  # JAX's own error: a static value has no hash
         # Never measured are a call inside somebody's trace, what no plan could run, and keys for one call.
-        measurable = outside and not _compat.checks_keys()
+        measurable = outside and not interpreters.checks_keys()
         calls = self.by_decision.calls_since_the_last() if measurable else 0
         if choice is not None and measurable and self.decisions.due(signature, choice, calls):
             self.decisions.once_more(signature, choice)

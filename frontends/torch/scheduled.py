@@ -135,7 +135,8 @@ class _ModuleView:
     def __getattr__(self, name: str) -> Any:
         """What only the original's class has, which may be another one by now; the core of a copy."""
         if name == "_dfx_core":
-            object.__setattr__(self, "__dict__", self.original.__dict__)  # which it may have been given since
+            # Which it may have been given since.
+            object.__setattr__(self, "__dict__", self.original.__dict__)
             object.__setattr__(self, name, core_of(self.original, self._dfx_options))
             return self._dfx_core
         if name not in _ModuleView.__slots__ and self._follow():
@@ -154,7 +155,7 @@ class _ModuleView:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # Known before the original is copied, which may hold it: a hook that is a method of this.
-        memo[id(self)] = made = object.__new__(_class_for(type(self.original)))  # type: ignore[arg-type]
+        memo[id(self)] = made = _empty(self.original)
         return _begin(made, copy.deepcopy(self.original, memo), self._dfx_options)
 
     def __copy__(self) -> Any:
@@ -199,7 +200,11 @@ def schedule_module(original: torch.nn.Module, options: Settings) -> Any:
 
 def _begun_module(original: torch.nn.Module, options: Settings) -> Any:
     """A copy, of which the core is made when it is asked for: the original may have nothing in it yet."""
-    return _begin(object.__new__(_class_for(type(original))), original, options)  # type: ignore[arg-type]
+    return _begin(_empty(original), original, options)
+
+
+def _empty(original: torch.nn.Module) -> Any:
+    return object.__new__(_class_for(type(original)))  # type: ignore[arg-type]
 
 
 def _begin(view: Any, original: torch.nn.Module, options: Settings) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -40,6 +41,30 @@ def test_the_reference_has_no_name_twice_and_none_that_is_not_there() -> None:
         module, _, name = f"dynaflow_xla.{entry}".rpartition(".")
         found = getattr(importlib.import_module(module), name, None)
         assert found is not None and found.__doc__, entry
+
+
+def test_the_reference_lists_the_keywords_that_a_users_function_cannot_have() -> None:
+    own = {}
+    for name in _public() - {"schedule", "together"}:  # their keywords are theirs
+        function = getattr(dfx, name, None)
+        if not inspect.isfunction(function):
+            continue
+        parameters = inspect.signature(function).parameters.values()
+        kinds = {p.kind for p in parameters}
+        if {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds:
+            own[name] = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert {"explain", "graph", "verify"} <= set(own)
+    text = (DOCS / "reference.md").read_text()
+    rows = re.search(r"\| its own keywords \|\n\|[-|]+\|\n((?:\|.*\n)+)", text)
+    assert rows
+    told = {
+        function: re.findall(r"`(\w+)`", names)
+        for function, names in re.findall(r"^\| `(\w+)` \| (.*) \|$", rows[1], re.MULTILINE)
+    }
+    assert told == {name: names for name, names in own.items() if names}
+    for name, names in told.items():
+        said = (getattr(dfx, name).__doc__ or "").partition("**kwargs:")[2].partition("\n\n")[0]
+        assert "functools.partial" in said and all(f"``{one}``" in said for one in names), name
 
 
 @pytest.mark.parametrize("page", PAGES)

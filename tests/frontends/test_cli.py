@@ -80,6 +80,16 @@ def test_explain() -> None:
     assert "strategy Branches(" in own.stdout
 
 
+def test_keywords_of_the_function_that_its_inspectors_have_too(tmp_path: Path) -> None:
+    own = "def g(x, deep, costs, rounds):\n    return jnp.sort(x) * costs + jnp.cos(x) * rounds\n"
+    given = 'def given():\n    return {"x": jnp.arange(8.0), "deep": True, "costs": 2.0, "rounds": 3.0}\n'
+    (tmp_path / "own.py").write_text(f"import jax.numpy as jnp\n{own}{given}")
+    args = ["own.py:g", "--args", "given", "--strategy", "branches"]
+    assert "strategy Branches()" in run("explain", *args).stdout
+    run("why", *args, "--estimated")
+    run("trace", *args, "--predicted")
+
+
 def test_trace_of_a_function(tmp_path: Path) -> None:
     run("trace", "model.py:fast", "--args", "make_args", "-o", "t.json", "--predicted")
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]

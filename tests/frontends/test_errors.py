@@ -112,6 +112,45 @@ def test_inspecting_something_else(inspect: Any) -> None:
         inspect(f, X)
 
 
+@pytest.mark.parametrize("of_torch", [False, True])
+def test_a_keyword_that_explain_has_itself_is_named(of_torch: bool) -> None:
+    def model(x: Any, deep: Any = False) -> Any:
+        return x * 2 if deep is not False else x + x
+
+    x: Any = pytest.importorskip("torch").ones(3) if of_torch else X
+    fast = dfx.schedule(model, "branches", lanes=1, backend="torch" if of_torch else "ffi")
+    with pytest.raises(dfx.UnsupportedError, match="deep=True of explain.*backend='xla'.*partial"):
+        dfx.explain(fast, x, deep=True)
+    with pytest.raises(dfx.PlanError, match="deep, which explain has itself, must be True or"):
+        dfx.explain(fast, x, deep=3)
+    assert dfx.explain(functools.partial(fast, deep=True), x).startswith("model")
+
+
+def test_keywords_that_inspecting_functions_have_themselves_are_bound() -> None:
+    def model(
+        x: Any, rounds: Any, runs: Any, costs: Any, seed: Any = 1.0, measure: Any = 1.0
+    ) -> Any:
+        return jnp.sort(x) * rounds * runs + jnp.cos(x) * costs * seed * measure
+
+    fast = dfx.schedule(model, "branches", lanes=1)
+    bound = functools.partial(fast, rounds=2.0, runs=3.0, costs=4.0, seed=5.0, measure=6.0)
+    assert dfx.simulate(bound, X, costs={}).summary()
+    assert dfx.debug(bound, X, rounds=1, seed=3).seed == 3
+    assert dfx.check_determinism(bound, X, runs=2).runs == 2
+    assert dfx.why(bound, X, measure=False, rounds=1).reason
+    np.testing.assert_allclose(bound(X), model(X, 2.0, 3.0, 4.0, 5.0, 6.0), rtol=1e-6)
+
+
+def test_the_error_of_verify_has_no_report() -> None:
+    held = [1.0]
+    fast = dfx.schedule(lambda x: jnp.sort(x) * held[0], "sequential")
+    fast(X)
+    held[0] = 2.0
+    with pytest.raises(dfx.VerificationError, match="first trace") as found:
+        dfx.verify(fast, X)
+    assert found.value.report is None
+
+
 def test_shardings_on_the_jit() -> None:
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with pytest.raises(dfx.UnsupportedError, match="shardings"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import json
 import re
 import subprocess
@@ -22,7 +24,7 @@ from dynaflow_xla import __main__ as entry, machine
 from dynaflow_xla.cli import console, kept, main, targets
 from dynaflow_xla.cli.health import checks, doctor
 from dynaflow_xla.cli.health.checks import Check
-from dynaflow_xla.cli.timing import bench, measuring, pictures, report
+from dynaflow_xla.cli.timing import bench, compare, measuring, pictures, report
 from dynaflow_xla.tuning import autotune
 
 
@@ -48,6 +50,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["explain", "nothing"], "module:function or file.py:function; got 'nothing'"),
         (["explain", "no_such_module:f"], "there is no module 'no_such_module'"),
         (["explain", "here.py:f"], "there is no file here.py"),
+        (["explain", "a/nb.ipynb:f"], "notebooks are not read; got a/nb.ipynb"),
+        (["explain", "a/nb.ipynb:f"], "and name that: a/nb.py:f"),
+        (["trace", "nb.ipynb"], "and name that: nb.py"),
         (["explain", "math:sqr"], "math has no 'sqr'; did you mean 'sqrt'"),
         (["explain", "math:pi"], "is no function or model; it is a float"),
         (["explain", "collections:Counter"], "is a class. With --factory"),
@@ -69,6 +74,23 @@ def test_what_is_wrong_is_said_in_a_line(args: list[str], said: str) -> None:
     found = run(*args)
     assert found.exit_code == 1 and said in found.stderr, found.stderr
     assert "Traceback" not in found.output
+
+
+@pytest.mark.parametrize(("marks", "module"), [(("p/q", "p"), "p.q.a"), (("p/q",), "q.a")])
+def test_a_file_of_a_package_is_named_as_a_module(
+    marks: tuple[str, ...], module: str, tmp_path: Path
+) -> None:
+    (tmp_path / "p" / "q").mkdir(parents=True)
+    for folder in marks:
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "p" / "q" / "b.py").write_text("n = 1\n")
+    (tmp_path / "p" / "q" / "a.py").write_text("from .b import n\ndef g(x): return x\n")
+    said = run("explain", "p/q/a.py:g", "1").stderr
+    assert "relative imports" in said and f"as a module: {module}:g" in " ".join(said.split())
+    # From the folder that it says, or the one that it is in already, that works.
+    assert (f"in the folder {tmp_path / 'p'}" in said) == (module == "q.a")
+    if module == "p.q.a":
+        assert targets.named(f"{module}:g")(3) == 3
 
 
 def test_errors_as_json_and_with_a_traceback(tmp_path: Path) -> None:
@@ -242,7 +264,29 @@ def test_report_of_committed_results(tmp_path: Path) -> None:
 def test_report_refuses(tmp_path: Path) -> None:
     _file(tmp_path / "a.json", {"branches": 1.0})
     assert "a report is written as" in run("report", "a.json", "-o", "x.pdf").stderr
-    assert "with and without a plan" in run("report", "a.json").stderr
+    said = " ".join(run("report", "a.json").stderr.split())
+    assert "with and without a plan" in said and "dynaflow-xla compare A.json B.json" in said
+
+
+def test_the_page_says_which_committed_results_are_read() -> None:
+    root = Path(__file__).parents[2]
+    results = {p.name: p for p in (root / "benchmarks" / "results").glob("*.json")}
+    if not results:
+        pytest.skip("no result files beside the tests")
+    page = (root / "docs" / "command_line.md").read_text()
+    told = {}
+    for who, names in re.findall(
+        r"^\| (`compare` (?:and `report`|alone)) \| (.*) \|$", page, re.MULTILINE
+    ):
+        for pattern in re.findall(r"`(\S+\.json)`", names):
+            matched = fnmatch.filter(results, pattern)
+            assert matched, pattern
+            told |= dict.fromkeys(matched, "report" in who)
+    found = {}
+    for name, path in results.items():
+        with contextlib.suppress(targets.TargetError):
+            found[name] = bool(report.rows(compare.read(path)))
+    assert told == found
 
 
 # -- cache ------------------------------------------------------------------------------------------

@@ -144,6 +144,33 @@ def test_marks_and_rules_are_exclusive(seed: int) -> None:
             assert graph.ops[index].generator or graph.ops[index].cost_ns <= 5_008.0, homes
 
 
+@pytest.mark.parametrize("count", [64, 65, 100, 300])
+@pytest.mark.parametrize("chained", [False, True], ids=["one reader", "a chain of readers"])
+def test_many_branches_stay_side_by_side(count: int, chained: bool) -> None:
+    """Above the most regions branches are put together, not into their reader one after another."""
+    values = [Value(0, (8,), "float32", 32, -1)]
+    ops: list[Operator] = []
+
+    def add(kind: str, reads: tuple[int, ...], cost: float) -> int:
+        values.append(Value(len(values), (8,), "float32", 32, len(ops)))
+        ops.append(Operator(len(ops), kind, reads, (len(values) - 1,), cost_ns=cost))
+        return len(values) - 1
+
+    ends = [add("sort", (0,), 2e5 + i) for i in range(count)]
+    if chained:
+        total = ends[0]
+        for end in ends[1:]:
+            total = add("add", (total, end), 500.0)
+    else:
+        total = add("mean", tuple(ends), 5e3)
+    pg = partition(Graph("wide", tuple(values), tuple(ops), (0,), (total,)))
+    assert 32 <= len(pg.regions) <= 64
+    alone = [r for r, before in zip(pg.regions, pg.predecessors(), strict=True) if not before]
+    assert len(alone) >= 0.9 * len(pg.regions)
+    sorts = [sum(ops[i].kind == "sort" for i in r.ops) for r in pg.regions]
+    assert max(sorts) <= 2 * -(-count // 64)
+
+
 def test_names_are_unique_whatever_the_marks_are_called(make: Make) -> None:
     def mark(name: str, instance: int) -> dict[str, OpMark]:
         return {"mark": OpMark(name, instance)}

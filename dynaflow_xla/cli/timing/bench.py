@@ -174,7 +174,7 @@ def _lanes(fast: Any, case: Target) -> dict[str, Any] | None:
     """
     for kind, timeline in {"measured": dfx.profile, "predicted": dfx.simulate}.items():
         try:
-            made = timeline(fast, *case.args, **case.kwargs)
+            made = timeline(case.bound(fast), *case.args)
         except Exception:  # a picture less; the measurement of calls stands
             continue
         if ran := [

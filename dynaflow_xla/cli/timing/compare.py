@@ -31,7 +31,7 @@ def read(path: Path) -> dict[str, Any]:
         raise TargetError(f"{path} is no JSON: {error}") from error
     if not isinstance(data, dict) or not samples(data):
         raise TargetError(
-            f"{path} holds no timings: a result file has cases with samples_ms, as "
+            f"{path} holds no timings of the form that is read here: cases with samples_ms, as "
             "`dynaflow-xla bench --out` writes them"
         )
     return data

@@ -164,7 +164,9 @@ def write(paths: Sequence[Path], out: Path) -> list[Row]:
     made = [row for _, data in files for row in rows(data)]
     if not made:
         raise TargetError(
-            f"{', '.join(map(str, paths))}: nothing in it ran both with and without a plan"
+            f"{', '.join(map(str, paths))}: report sees nothing in it that ran both with and without a plan. "
+            'What ran without one must be called jit, eager or plain 1 (2), or be named in "baselines" of a '
+            'file or "peers" of a case. `dynaflow-xla compare A.json B.json` needs none of these'
         )
     try:
         out.write_text((page if out.suffix == ".html" else markdown)(files), encoding="utf-8")

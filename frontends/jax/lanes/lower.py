@@ -157,7 +157,13 @@ class StageBuilder(StageParts):
             return low.compile(compiler_options=options) if options else low.compile()
 
         with ThreadPoolExecutor(max_workers=max(1, len(self.lanes))) as pool:
-            return dict(zip(self.lanes, pool.map(compile_lane, self.lanes), strict=True))
+            try:
+                begun = [pool.submit(compile_lane, lane) for lane in self.lanes]
+            except (
+                RuntimeError
+            ):  # the main thread has ended, and the user's goes on; or there are too many
+                return {lane: compile_lane(lane) for lane in self.lanes}
+            return {lane: one.result() for lane, one in zip(self.lanes, begun, strict=True)}
 
     def _lower_lane(
         self, lane: int, instructions: list[Any], inputs: list[int], profile: bool

@@ -25,6 +25,7 @@ from jax.interpreters import ad, batching, mlir
 
 from dynaflow_xla import machine
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax._compat import interpreters
 from dynaflow_xla.frontends.jax.capture import costs
 from dynaflow_xla.frontends.jax.regions import handed_out
 from dynaflow_xla.ir.partitioned import PartitionedGraph
@@ -61,7 +62,7 @@ def _never_called(*_: Any) -> Any:
 mlir.register_lowering(_on_caller_p, _lower)
 ad.deflinear2(_on_caller_p, lambda cotangent, _: [cotangent])
 batching.defvectorized(_on_caller_p)
-_compat.keys_left(_on_caller_p, passed_on=True)
+interpreters.keys_left(_on_caller_p, passed_on=True)
 
 
 def marked(results: Any, given: Any) -> Any:

@@ -19,6 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval as pe
 
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax._compat import interpreters
 from dynaflow_xla.frontends.jax.capture import capture
 from dynaflow_xla.frontends.jax.transform.passes import inexact
 from dynaflow_xla.frontends.jax.transform.primitive import (
@@ -28,6 +29,7 @@ from dynaflow_xla.frontends.jax.transform.primitive import (
     effects_of,
     program_p,
 )
+from dynaflow_xla.watching import telling
 
 jvp_p = Primitive("dfx_jvp")
 jvp_p.multiple_results = True
@@ -236,8 +238,50 @@ def _jvp_partial_in_checkpoint(
         )
         missing = [*residuals, *(v for v in missing if v in eqn.invars[count:])]
         return known, staged, unknown_outs, unknown_outs, missing
+    if (parted := _parted(saveable, eqn)) is not None:
+        known, staged, unknown_outs, there_outs, residuals = parted
+        return known, staged, unknown_outs, there_outs, [*missing, *residuals]
     known = _results_alone(eqn)
     return known, eqn, unknown_outs, [True] * len(eqn.outvars), missing
+
+
+def _parted(saveable: Any, eqn: Any) -> Any:
+    """Two equations of what a policy has kept of the function, and of what it has computed again.
+
+    None where it has all computed again, and where parts cannot be told apart: of a function that is split,
+    that does more than to compute, or with derivative rules of its own.
+    """
+    program, wanted = eqn.params["program"], eqn.params["wanted"]
+    if program.is_split or eqn.effects or capture.has_own_rules(program.whole.jaxpr):
+        return None
+    count = len(program.in_avals)
+    closed = program.moved(wanted)
+    unknown = [i >= count for i in range(len(eqn.invars))]
+    try:
+        parted = interpreters.by_policy(closed, unknown, saveable)
+    except interpreters.Offloads:
+        telling.fallback(
+            f"a jax.checkpoint around {program!r} has a policy that keeps values in another memory, which a "
+            "plan does not do: they are computed again in the backward pass. Put the checkpoint inside of "
+            "the scheduled function"
+        )
+        return None
+    if not parted.kept:
+        return None
+    known = program.part(parted.known, "kept")
+    staged = program.part(parted.staged, "again")
+    residuals = [_compat.new_var(v.aval) for v in parted.staged.jaxpr.invars[: parted.kept]]
+    outs = [v for v, late in zip(eqn.outvars, parted.unknown, strict=True) if not late]
+    again = [v for v, there in zip(eqn.outvars, parted.there, strict=True) if there]
+
+    def equation(part: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
+        literals = map(_compat.literal, part.whole.consts)
+        changed = eqn.replace(primitive=program_p, params={"program": part}, outvars=[*outvars])
+        return changed.replace(invars=[*literals, *invars])
+
+    first = equation(known, eqn.invars[:count], [*outs, *residuals])
+    second = equation(staged, [*residuals, *eqn.invars], again)
+    return first, second, parted.unknown, parted.there, residuals
 
 
 def _results_alone(eqn: Any) -> Any:

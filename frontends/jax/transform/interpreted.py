@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax._compat import interpreters
 from dynaflow_xla.frontends.jax.transform.derivatives import jvp_p, linear_p
 from dynaflow_xla.frontends.jax.transform.primitive import ScheduledProgram, program_p
 from dynaflow_xla.watching import telling
@@ -35,13 +36,13 @@ def _rules(by: str) -> dict[Any, Callable[..., Flat]]:
 
 
 for _primitive, _plain in _rules("checkify").items():
-    _compat.check_as(_primitive, _plain)
+    interpreters.check_as(_primitive, _plain)
     _compat.needs_devices(_primitive)  # of custom_partitioning inside, say
 
-_compat.keys_as(program_p, lambda program: (program.plain, program.in_avals))
+interpreters.keys_as(program_p, lambda program: (program.plain, program.in_avals))
 # It begins with the operands and results of the function itself; tangents are no keys.
-_compat.keys_as(jvp_p, lambda program, wanted: (program.plain, program.in_avals))
-_compat.keys_left(linear_p, passed_on=False)  # used up when residuals were made
+interpreters.keys_as(jvp_p, lambda program, wanted: (program.plain, program.in_avals))
+interpreters.keys_left(linear_p, passed_on=False)  # used up when residuals were made
 
 _sparse_known = False
 
@@ -51,5 +52,5 @@ def look_for_sparsify() -> None:
     global _sparse_known
     if not _sparse_known and "jax.experimental.sparse.transform" in sys.modules:
         for primitive, plain in _rules("sparsify").items():
-            _compat.sparse_as(primitive, plain)
+            interpreters.sparse_as(primitive, plain)
         _sparse_known = True

@@ -158,6 +158,36 @@ class ScheduledProgram:
             if inexact(aval) and moved & reads
         )
 
+    @property
+    def is_split(self) -> bool:
+        """Whether it, or what it is a pass of, runs in nano-batches."""
+        return self.split is not None or self._takes is not None
+
+    def moved(self, wanted: tuple[int, ...]) -> jcore.ClosedJaxpr:
+        """The inputs and the tangents of ``wanted`` to the results and theirs, without schedule."""
+        moving, count = self.moving(wanted), len(self.in_avals)
+
+        def moved(*flat: Any) -> list[Any]:
+            def of_wanted(*inputs: Any) -> tuple[list[Any], list[Any]]:
+                full = list(flat[:count])
+                for i, x in zip(wanted, inputs, strict=True):
+                    full[i] = x
+                outs = self.plain(*full)
+                return [outs[i] for i in moving], outs
+
+            primals = tuple(flat[i] for i in wanted)
+            _, tangents, outs = jax.jvp(of_wanted, primals, tuple(flat[count:]), has_aux=True)
+            return [*outs, *tangents]
+
+        avals = [*self.in_avals, *(self.in_avals[i] for i in wanted)]
+        return jax.make_jaxpr(moved)(*map(spec, avals))
+
+    def part(self, closed: jcore.ClosedJaxpr, what: str) -> ScheduledProgram:
+        """A part of it, or of its derivative, scheduled by itself."""
+        specs = list(map(spec, closed.in_avals))
+        made = alone(jcore.jaxpr_as_fun(closed), specs, self.entry.options, what)
+        return self._like(ScheduledProgram(*made), 1)
+
     def only(self, numbers: tuple[int, ...]) -> tuple[ScheduledProgram, list[int]]:
         """The outputs ``numbers`` alone, and the positions of the inputs that they depend on."""
         if numbers not in self._parts:
@@ -179,7 +209,7 @@ class ScheduledProgram:
         rules, splits and strategies may count on all that the user wrote.
         """
         kept = tuple(i for i in range(len(self.out_avals)) if i not in unread)
-        if not unread or not kept or self.split is not None or self._takes is not None:
+        if not unread or not kept or self.is_split:
             return None
         options = self.entry.options
         if options.rules is not None or not ours(type(options.strategy)):
@@ -270,7 +300,7 @@ class ScheduledProgram:
 
     def unread(self) -> list[int]:
         """Positions of inputs that no operator reads and that are no results; of a split nobody asks."""
-        if self.split is not None or self._takes is not None:
+        if self.is_split:
             return []
         graph = self.whole.graph
         read = {*graph.outputs, *(view.input for view in graph.views)}

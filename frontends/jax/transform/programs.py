@@ -146,7 +146,7 @@ class Programs:
                 or is not (False).
         """
         with tracing.Capturing():
-            traced = self._original.trace(*args, **kwargs)
+            traced = _compat.trace(self._original, args, kwargs)
         consts = _const_order(traced, _compat.traced_consts(traced))
         if known is not None and (id(traced.jaxpr), known) in self._entries:
             return traced, None, consts

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend import core as jcore
 
 from dynaflow_xla import machine
-from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax._compat import interpreters
 from dynaflow_xla.frontends.jax.capture.costs import products, sharing, steps
 from dynaflow_xla.frontends.jax.capture.costs.avals import aval_bytes, size
 from dynaflow_xla.frontends.jax.capture.costs.fused import PRODUCTS, Applied
@@ -109,7 +109,7 @@ def _called(eqn: Any) -> Any:
         inner = getattr(eqn.params.get(key), "jaxpr", eqn.params.get(key))
         if hasattr(inner, "eqns"):
             return inner
-    return _compat.sparse_jaxpr(eqn)
+    return interpreters.sparse_jaxpr(eqn)
 
 
 def _of_called(eqn: Any, reads: list[Hashable]) -> list[Hashable]:

@@ -50,11 +50,19 @@ def _pointwise(site: Site) -> State:
 def _identity(site: Site) -> State:
     tensors = site.tensors()
     if not tensors:
-        return Same()  # of a constant
+        return Same(0, _number_in(site.args["self"]))  # of a constant
     state = site.state(tensors[0])
     if dtype_of(site, tensors[0]).startswith("complex"):
         return linear([state])  # a known value is another one
     return state
+
+
+def _number_in(constant: Any) -> int | float | None:
+    """What a constant tensor of one element holds (``Normal(0.0, 1.0)`` makes two)."""
+    if type(constant) is not torch.Tensor or constant.numel() != 1 or constant.device.type != "cpu":
+        return None
+    value = constant.item()
+    return value if isinstance(value, int | float) else None
 
 
 @rule("neg", "imag", "_neg_view")

@@ -451,6 +451,12 @@ def drawn_like(op: Operator) -> list[Ref] | None:
     args = arguments(payload)
     if op.kind in _FROM_NOTHING:
         return []
+    if (
+        op.kind == "normal"
+        and not isinstance(args["mean"], Ref)
+        and not isinstance(args["std"], Ref)
+    ):
+        return []
     if op.kind in _SHAPE_ONLY or (op.kind == "bernoulli" and "p" in args):
         like = args.get("self", args.get("input"))
         return [like] if isinstance(like, Ref) else None

@@ -42,6 +42,8 @@ def test_the_engines_error_is_found_in_xlas_text() -> None:
     assert isinstance(made, RuntimeError)
     assert str(made) == "lane 1 failed: why"
     assert made.__cause__ is told
+    for kind in (jax.errors.JaxRuntimeError, ValueError):  # what the original raises
+        assert isinstance(xla.engine_error(kind(str(told))), kind)
 
 
 def test_the_engine_itself_raises_its_own_type() -> None:

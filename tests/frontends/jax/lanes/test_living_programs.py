@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -221,3 +223,21 @@ def test_functions_that_call_back_share_no_program(
     for fast, scale in ((two, 2.0), (five, 5.0), (two, 2.0)):
         np.testing.assert_array_equal(fast(x)[0], scale * np.arange(8.0))
     assert ("calls back into Python" in dfx.explain(two, x)) == known
+
+
+def test_a_thread_that_outlives_the_main_one_compiles() -> None:
+    """Pools of Python's take no work by then; ``jax.jit`` compiles."""
+    program = """
+import threading, time
+import jax, jax.numpy as jnp
+import dynaflow_xla as dfx
+f = dfx.schedule(jax.jit(lambda x: jnp.sort(x) + jnp.sort(-x)), dfx.Branches(wide=False, margin=-1.0))
+def work():
+    while threading.main_thread().is_alive():
+        time.sleep(0.01)
+    print("made", f(jnp.arange(3000.0))[:2])
+threading.Thread(target=work).start()
+"""
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert "made [-2999. -2997.]" in done.stdout, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -313,3 +314,29 @@ def test_the_warning_names_the_users_line() -> None:
         checkify.checkify(fast)(X)
         checkify.checkify(jax.jit(fast))(X)
     assert {warning.filename for warning in caught} == {__file__}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class _WithAnArrayForAField:
+    rows: Any
+    size: Any = dataclasses.field(metadata={"static": True})
+
+
+@pytest.mark.parametrize("original_first", [False, True])
+def test_arrays_among_static_fields(original_first: bool) -> None:
+    """JAX compares them with those it knows, which in a trace would be a tracer."""
+
+    @jax.jit
+    def f(given: Any) -> Any:
+        return jnp.sort(given.rows) * jnp.sort(-given.rows)
+
+    def given() -> Any:
+        return _WithAnArrayForAField(jnp.arange(300.0), jnp.float32(0.5) * 1)
+
+    want = jnp.sort(given().rows) * jnp.sort(-given().rows)
+    if original_first:
+        f(given())
+    fast = dfx.schedule(f, dfx.Branches(wide=False, margin=-1.0))
+    for _ in range(2):
+        assert (fast(given()) == want).all()

@@ -254,6 +254,9 @@ DRAWN: dict[str, Any] = {
     "in place": lambda x: x.new_empty(x.shape[0], 1).bernoulli_(0.7),
     "poisson": lambda x: torch.poisson(torch.full_like(x, 3.0)),
     "multinomial": lambda x: torch.multinomial(torch.ones(x.shape[0], 8), 1),
+    "normal of numbers": lambda x: torch.normal(0.5, 2.0, x.shape),
+    "normal without rows": lambda x: torch.normal(0.0, 1.0, (1, 8)),
+    "a distribution": lambda x: torch.distributions.Normal(0.5, 2.0).sample(x.shape),
 }
 
 
