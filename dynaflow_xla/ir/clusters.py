@@ -129,39 +129,52 @@ def grow(
 
 
 def contract(clusters: list[Cluster], max_regions: int) -> list[Cluster]:
-    """Merges clusters until nothing is left to merge and, if that costs little, ``max_regions`` remain.
+    """Merges clusters until nothing is left to merge and, where possible, at most ``max_regions`` remain.
 
     Of more than these first branches are put together, the shortest ones, in pairs: a reader that took one
-    branch after another would run them one after another. Then what takes less than an even share of the
-    time goes into what it continues, or into its reader. More regions are better than none side by side.
+    branch after another would run them one after another. Where no two branches are alike, ever longer ones
+    go into what they continue, or into their readers.
     """
     total = sum(c.cost_ns for c in clusters) or 1.0
     tiny = min(TINY_NS, TINY_SHARE * total)
-    while (merged := _round(clusters, tiny)) is not clusters:
-        clusters = merged
-    while len(clusters) > max_regions:
-        if (merged := _pair(clusters, len(clusters) - max_regions)) is clusters:
-            if (tiny := 4 * tiny) > total / max_regions:
+    clusters = _in_rounds(clusters, tiny)
+    while (more := len(clusters) - max_regions) > 0:
+        # Few at a time: what is behind two branches of one layer goes with them then.
+        merged = _pair(clusters, max(1, more // 4))
+        if merged is clusters:
+            if tiny > total or sum(not c.fixed for c in clusters) < 2:
                 break
-            merged = _round(clusters, tiny)
+            tiny *= 4
+        clusters = _in_rounds(merged, tiny)
+    return clusters
+
+
+def _in_rounds(clusters: list[Cluster], tiny: float) -> list[Cluster]:
+    while (merged := _round(clusters, tiny)) is not clusters:
         clusters = merged
     return clusters
 
 
 def _pair(clusters: list[Cluster], most: int) -> list[Cluster]:
-    """Merges up to ``most`` pairs of branches that read and are read by the same clusters, shortest first."""
+    """Merges up to ``most`` pairs of branches that read and are read by the same clusters.
+
+    The shortest first, and the last two of a layer only where there are no others.
+    """
     succs = successors(clusters)
     alike: dict[Hashable, list[Cluster]] = {}
     for cluster in clusters:
         if not cluster.fixed:
             around = frozenset(cluster.preds), frozenset(c.id for c in succs[cluster.id])
             alike.setdefault((cluster.phase, *around), []).append(cluster)
-    pairs: list[tuple[Cluster, Cluster]] = []
+    pairs: list[tuple[bool, float, int, int]] = []
     for branches in alike.values():
         branches.sort(key=lambda c: c.cost_ns)
-        pairs += zip(branches[::2], branches[1::2], strict=False)
-    pairs.sort(key=lambda pair: pair[0].cost_ns + pair[1].cost_ns)
-    into = {source.id: target.id for target, source in pairs[:most]}
+        for one, other in zip(branches[::2], branches[1::2], strict=False):
+            pairs.append((len(branches) == 2, one.cost_ns + other.cost_ns, one.id, other.id))
+    chosen = sorted(pairs)[:most]
+    if any(not last for last, *_ in chosen):
+        chosen = [pair for pair in chosen if not pair[0]]
+    into = {source: target for _, _, target, source in chosen}
     return _renumber(clusters, into) if into else clusters
 
 

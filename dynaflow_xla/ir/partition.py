@@ -60,7 +60,7 @@ def partition(
     Args:
         graph: The graph; operators nobody needs are dropped, except those with effects.
         rules: See ``dynaflow_xla.ir.rules``; None for the default cut.
-        max_regions: Cheap regions are merged until at most so many remain, where possible.
+        max_regions: Branches, then cheap regions are merged until at most so many remain, where possible.
         fused: Kinds of operators that a compiler computes together with what is around them: no
             region is made for their sake.
         phases: Operators that may not share a region.

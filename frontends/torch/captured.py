@@ -179,7 +179,8 @@ class Captured(Offering):
         result = self.as_written(args, kwargs)
         text = failures.in_words(error)
         self._warned = True
-        self.graphs.warn(f"{self.options.name!r} cannot be captured ({text}), so the original runs")
+        why = text + way_out(text, self.original)
+        self.graphs.warn(f"{self.options.name!r} cannot be captured ({why}), so the original runs")
         running.leave_out(text)
         kind = call_signature.of(self.original, args, kwargs)
         self._failed[kind] = self._failed.get(kind, 0) + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,8 +56,10 @@ class ScheduledFunction(PassesOn):
 
     def __getattr__(self, name: str) -> Any:
         if name == "_dfx_core":  # of a copy
-            self._dfx_core = made = core_of(self.original, self.options)
-            return made
+            with _beginning:
+                if name not in self.__dict__:
+                    self._dfx_core = core_of(self.original, self.options)
+            return self._dfx_core
         return super().__getattr__(name)
 
     def __repr__(self) -> str:
@@ -106,6 +109,8 @@ class _ModuleView:
         Raises:
             EngineError: a region failed while it ran, or the process was forked.
         """
+        if torch.compiler.is_compiling():
+            return self.original(*args, **kwargs)  # inlined into somebody's graph
         return self._dfx_core.call(args, kwargs)
 
     @property  # type: ignore[misc]
@@ -122,6 +127,13 @@ class _ModuleView:
         self.original.__class__ = cls
         self._follow()
 
+    def _share(self) -> bool:
+        """Has the attributes that the original has been given since, all at once; whether there are any."""
+        if torch.compiler.is_compiling() or self.__dict__ is self.original.__dict__:
+            return False  # (a compiler that follows this has no dictionaries to compare)
+        object.__setattr__(self, "__dict__", self.original.__dict__)
+        return True
+
     def _follow(self) -> bool:
         """Becomes a view of the class that the original has by now; whether it has another one."""
         cls = type(self.original)
@@ -135,21 +147,24 @@ class _ModuleView:
     def __getattr__(self, name: str) -> Any:
         """What only the original's class has, which may be another one by now; the core of a copy."""
         if name == "_dfx_core":
-            # Which it may have been given since.
-            object.__setattr__(self, "__dict__", self.original.__dict__)
-            object.__setattr__(self, name, core_of(self.original, self._dfx_options))
+            with _beginning:
+                if not _has_core(self):
+                    self._share()
+                    object.__setattr__(self, name, core_of(self.original, self._dfx_options))
             return self._dfx_core
-        if name not in _ModuleView.__slots__ and self._follow():
+        if name not in _ModuleView.__slots__ and (self._share() or self._follow()):
             return getattr(self, name)
         return super().__getattr__(name)  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """As the original's class does it."""
+        self._share()
         self._follow()
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
         """The same."""
+        self._share()
         self._follow()
         super().__delattr__(name)
 
@@ -169,6 +184,18 @@ class _ModuleView:
             f"<scheduled {self._dfx_core.options.name} with {self._dfx_core.options.how!r}>\n"
             + repr(self.original)
         )
+
+
+_beginning = threading.RLock()
+"""Held while a copy's core is made, at its first use."""
+
+
+def _has_core(view: _ModuleView) -> bool:
+    try:
+        object.__getattribute__(view, "_dfx_core")
+    except AttributeError:
+        return False
+    return True
 
 
 @functools.lru_cache(maxsize=256)

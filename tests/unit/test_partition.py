@@ -144,6 +144,44 @@ def test_marks_and_rules_are_exclusive(seed: int) -> None:
             assert graph.ops[index].generator or graph.ops[index].cost_ns <= 5_008.0, homes
 
 
+def layers(depth: int, width: int, crossing: bool) -> Graph:
+    """Layers of branches of 1 ms: of one value, and joined, or each of two of the layer before."""
+    values = [Value(0, (8,), "float32", 32, -1)]
+    ops: list[Operator] = []
+
+    def add(kind: str, reads: tuple[int, ...], cost: float) -> int:
+        values.append(Value(len(values), (8,), "float32", 32, len(ops)))
+        ops.append(Operator(len(ops), kind, reads, (len(values) - 1,), cost_ns=cost))
+        return len(values) - 1
+
+    last = [0] * width
+    for layer in range(depth):
+        if crossing:
+            step = 1 << layer % max(1, width.bit_length() - 1)
+            last = [add("dot", (last[i], last[i ^ step]), 1e6) for i in range(width)]
+        else:
+            made = [add("sort", (last[0],), 1e6) for _ in range(width)]
+            last = [add("add", tuple(made), 1e5)] * width
+    total = add("add", tuple(dict.fromkeys(last)), 1e5)
+    return Graph("layers", tuple(values), tuple(ops), (0,), (total,))
+
+
+@pytest.mark.parametrize("crossing", [False, True])
+@pytest.mark.parametrize(("depth", "width"), [(24, 2), (40, 2), (100, 4), (12, 16), (30, 32)])
+def test_layers_of_branches_are_at_most_so_many_regions(
+    depth: int, width: int, crossing: bool
+) -> None:
+    pg = partition(layers(depth, width, crossing))
+    assert len(pg.regions) <= 64
+    before = pg.predecessors()
+    read_by = [sum(r.id in p for p in before) for r in pg.regions]
+    for region, reads in zip(pg.regions, before, strict=True):
+        series = len(reads) == 1 and read_by[next(iter(reads))] == 1
+        assert not series, f"{region.name} only continues a region that nobody else reads"
+    if not crossing and depth * (width + 1) < 300:
+        assert len(pg.regions) > 32, "what branches is left"
+
+
 @pytest.mark.parametrize("count", [64, 65, 100, 300])
 @pytest.mark.parametrize("chained", [False, True], ids=["one reader", "a chain of readers"])
 def test_many_branches_stay_side_by_side(count: int, chained: bool) -> None:

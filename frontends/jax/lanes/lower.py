@@ -9,6 +9,7 @@ chained in lane order, so the plan's happens-before order is the order of every 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -157,13 +158,12 @@ class StageBuilder(StageParts):
             return low.compile(compiler_options=options) if options else low.compile()
 
         with ThreadPoolExecutor(max_workers=max(1, len(self.lanes))) as pool:
-            try:
-                begun = [pool.submit(compile_lane, lane) for lane in self.lanes]
-            except (
-                RuntimeError
-            ):  # the main thread has ended, and the user's goes on; or there are too many
-                return {lane: compile_lane(lane) for lane in self.lanes}
-            return {lane: one.result() for lane, one in zip(self.lanes, begun, strict=True)}
+            begun: dict[int, Any] = {}
+            with contextlib.suppress(RuntimeError):
+                # The main thread has ended, and one of the user's goes on; or there are too many threads.
+                begun.update((lane, pool.submit(compile_lane, lane)) for lane in self.lanes)
+            here = {lane: compile_lane(lane) for lane in self.lanes if lane not in begun}
+            return here | {lane: one.result() for lane, one in begun.items()}
 
     def _lower_lane(
         self, lane: int, instructions: list[Any], inputs: list[int], profile: bool

@@ -88,10 +88,10 @@ jet.jet_rules[program_p] = _jet
 
 def _partial(trace: Any, *tracers: Any, program: ScheduledProgram) -> Any:
     """What depends on known inputs alone is known."""
-    unknown = {i for i, t in enumerate(tracers) if not t.is_known()}
-    depends = program.depends()
-    late = tuple(i for i, reads in enumerate(depends) if reads & unknown)
-    early = tuple(i for i in range(len(depends)) if i not in late)
+    unknown = frozenset(i for i, t in enumerate(tracers) if not t.is_known())
+    outputs = range(len(program.out_avals))
+    late = program.late(unknown)
+    early = tuple(i for i in outputs if i not in late)
     if not unknown or not early or not late or effects_of(program):
         return trace.default_process_primitive(program_p, tracers, {"program": program})
     made, read = program.only(early)
@@ -100,10 +100,37 @@ def _partial(trace: Any, *tracers: Any, program: ScheduledProgram) -> Any:
     operands = [*made.whole.consts, *(tracers[i] for i in read)]
     rest = trace.default_process_primitive(program_p, operands, {"program": made})
     found.update(zip(late, rest, strict=True))
-    return [found[i] for i in range(len(depends))]
+    return [found[i] for i in outputs]
+
+
+def _partial_in_checkpoint(
+    saveable: Any, unknown: Sequence[bool], there: Sequence[bool], eqn: Any
+) -> Any:
+    """The same in ``jax.checkpoint``, which computes again in the backward pass what it does not keep."""
+    program = eqn.params["program"]
+    missing = [
+        v for v, inst in zip(eqn.invars, there, strict=True) if _compat.is_var(v) and not inst
+    ]
+    every = [True] * len(eqn.outvars)
+    if not any(unknown):
+        kept = bool(eqn.effects) or saveable(program_p, *(v.aval for v in eqn.invars), **eqn.params)
+        known = [False] * len(every)
+        return (eqn, None, known, known, []) if kept is True else (eqn, eqn, known, every, missing)
+    behind = program.late(frozenset(i for i, is_unknown in enumerate(unknown) if is_unknown))
+    late = [i in behind for i in range(len(every))]
+    if all(late) or eqn.effects:
+        return None, eqn, every, every, missing
+    made, read = program.only(tuple(i for i, is_late in enumerate(late) if not is_late))
+    known = eqn.replace(
+        params={"program": made},
+        invars=[*map(_compat.literal, made.whole.consts), *(eqn.invars[i] for i in read)],
+        outvars=[v for v, is_late in zip(eqn.outvars, late, strict=True) if not is_late],
+    )
+    return known, eqn, late, every, missing
 
 
 pe.custom_partial_eval_rules[program_p] = _partial
+pe.partial_eval_jaxpr_custom_rules[program_p] = _partial_in_checkpoint
 ad.primitive_jvps[program_p] = _jvp
 ad.primitive_transposes[program_p] = _transpose
 
@@ -252,7 +279,7 @@ def _parted(saveable: Any, eqn: Any) -> Any:
     that does more than to compute, or with derivative rules of its own.
     """
     program, wanted = eqn.params["program"], eqn.params["wanted"]
-    if program.is_split or eqn.effects or capture.has_own_rules(program.whole.jaxpr):
+    if program.is_split or eqn.effects:
         return None
     count = len(program.in_avals)
     closed = program.moved(wanted)

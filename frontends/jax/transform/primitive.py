@@ -22,6 +22,7 @@ from dynaflow_xla.batch.expansion.specs import PARTS
 from dynaflow_xla.caches.recent import Recent
 from dynaflow_xla.errors import UnsupportedError
 from dynaflow_xla.frontends.jax import _compat
+from dynaflow_xla.frontends.jax._compat import interpreters
 from dynaflow_xla.frontends.jax.batch.own_rules import OwnRules, of_split
 from dynaflow_xla.frontends.jax.batch.split import Resolved, SplitCapture
 from dynaflow_xla.frontends.jax.capture import capture, dependence, sharding
@@ -46,6 +47,8 @@ _MAX_BATCHED = 64
 
 _WORTH_A_PLAN_NS = 1000.0
 """Work of results that nobody reads, for which the others are planned again."""
+
+_LOOPS = frozenset({"scan", "while", "cond"})
 
 program_p = Primitive("dfx_program")
 program_p.multiple_results = True
@@ -96,6 +99,7 @@ class ScheduledProgram:
         self._transposes: dict[tuple[tuple[int, ...], tuple[int, ...]], ScheduledProgram] = {}
         self._series: dict[int, ScheduledProgram] = {}
         self._parts: dict[tuple[int, ...], tuple[ScheduledProgram, list[int]]] = {}
+        self._late: dict[frozenset[int], tuple[int, ...]] = {}
         self._batched: Recent[Any, tuple[ScheduledProgram, list[int | None]]] = Recent(_MAX_BATCHED)
 
     def _plan_inputs(self, flat: Sequence[Any]) -> Sequence[Any]:
@@ -336,6 +340,22 @@ class ScheduledProgram:
             sets[out] if is_value else frozenset()
             for out, is_value in zip(self._outer.outputs, self._outer.output_is_value, strict=True)
         ]
+
+    def late(self, unknown: frozenset[int]) -> tuple[int, ...]:
+        """The outputs that depend on the inputs ``unknown``.
+
+        JAX knows of loops, whose results need not depend on all that they read.
+        """
+        if unknown not in self._late:
+            found = tuple(i for i, reads in enumerate(self.depends()) if reads & unknown)
+            if not self.is_split and any(op.kind in _LOOPS for op in self.whole.graph.ops):
+                traced = jax.make_jaxpr(self.plain)(*map(spec, self.in_avals))
+                flags = [i in unknown for i in range(len(self.in_avals))]
+                keeps = jax.checkpoint_policies.everything_saveable
+                known = interpreters.by_policy(traced, flags, keeps).unknown
+                found = tuple(i for i in found if known[i])
+            self._late[unknown] = found
+        return self._late[unknown]
 
     def _mapped_outputs(
         self, dims: tuple[int | None, ...], args: Sequence[Any], axis: Mapping[str, Any]

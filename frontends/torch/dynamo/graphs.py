@@ -305,6 +305,11 @@ _TOLD_MASKS = (
     "src_is_causal= and tgt_is_causal= to nn.Transformer)"
 )
 _VALUE = re.compile(r"Tensor\.item|depends on a tensor's value|data.dependent", re.IGNORECASE)
+_CONCRETE = "expected to contain only concrete integers"
+_DRAWN_OTHERWISE = (
+    " (torch.randn and the like take no open sizes beside generator= or layout=, None among them: leave "
+    "these out, or write torch.empty(shape).normal_(generator=...))"
+)
 _LOOK_AT_MASKS = (torch.nn.TransformerEncoder, torch.nn.TransformerDecoder)
 
 
@@ -312,6 +317,8 @@ def way_out(reason: str, original: Any) -> str:
     """What to do about code that Dynamo cannot capture for this reason; "" where that is not known."""
     if _SIZE_OF_DATA.search(reason) is not None and _has_expert_loops(original):
         return _OTHER_EXPERTS
+    if _CONCRETE in reason:
+        return _DRAWN_OTHERWISE
     held = (module for one in lazy.held_modules(original) for module in one.modules())
     if _VALUE.search(reason) is not None and any(isinstance(m, _LOOK_AT_MASKS) for m in held):
         return _TOLD_MASKS

@@ -213,6 +213,22 @@ def _unnamed(in_axes: Any) -> Iterator[str]:
     yield f"if {' and '.join(shapes)} have rows of the batch as well, name them, too{asked}"
 
 
+def _buffers_with_rows() -> Iterator[str]:
+    """Buffers as long as the batch, whose sizes PyTorch's compiler takes for fixed."""
+    offer = _state.offer
+    if offer is None or not offer.dims or not isinstance(offer.function, torch.nn.Module):
+        return
+    rows = offer.dims[0][0].shape[offer.dims[0][1]]
+    found = [
+        f"{name} {list(x.shape)}" for name, x in offer.function.named_buffers() if rows in x.shape
+    ]
+    if found:
+        yield (
+            f"if the registered buffer {' or '.join(found[:_MOST_NAMED])} holds rows of the batch, keep it "
+            "as a plain attribute, or pass and return it: the sizes of buffers are fixed"
+        )
+
+
 def _tensors(gm: Any) -> list[torch.Tensor]:
     found = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
     return [x for x in found if isinstance(x, torch.Tensor)]
@@ -277,7 +293,8 @@ def graph_of(
                     "size"
                 )
             return None
-        ways = [*_unnamed(options.in_axes), "name only arguments with a batch in in_axes"]
+        ways = [*_unnamed(options.in_axes), *_buffers_with_rows()]
+        ways.append("name only arguments with a batch in in_axes")
         ways.append("compute what depends on the size outside the scheduled function")
         raise SeparabilityError(
             f"{options.name!r} cannot be split into nano-batches: the batch of "

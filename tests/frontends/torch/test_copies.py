@@ -6,6 +6,7 @@ import copy
 import functools
 import io
 import pickle
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -120,6 +121,54 @@ def test_what_holds_itself_is_copied(
             made.l.weight.zero_()
         assert torch.equal(made.fast(x), made.twice(x))
         assert not torch.equal(fast.fast(x), made.fast(x))
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_copy_is_inlined_by_the_users_compile(copied: Callable[[Any], Any]) -> None:
+    fast, x = dfx.schedule(Net(), "branches"), torch.randn(3, 4)
+    made = torch.compile(copied(fast), fullgraph=True, backend="eager")
+    assert torch.equal(made(x), fast(x))
+
+
+class Refilled(Net):
+    """Takes another dictionary for its attributes when it is unpickled."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__ = dict(state)
+
+
+@pytest.mark.parametrize("holds", [holds_itself, is_hooked])
+def test_a_copy_has_the_attributes_that_its_original_is_given_late(
+    holds: Callable[[Any], None],
+) -> None:
+    fast = dfx.schedule(Refilled(), "branches")
+    holds(fast)
+
+    def again() -> Any:
+        return pickle.loads(pickle.dumps(fast))
+
+    assert again().l.weight.shape == (4, 4)
+    assert len(again().state_dict()) == 2
+    made = again()
+    made.note = 3
+    assert made.original.note == 3 and not made.eval().original.training
+
+
+def test_threads_that_call_a_copy_first_share_its_captures() -> None:
+    made = copy.deepcopy(dfx.schedule(Net(), "branches"))
+    found: list[Any] = []
+    start = threading.Barrier(4)
+
+    def core() -> None:
+        start.wait()
+        found.append(made._dfx_core)
+
+    threads = [threading.Thread(target=core) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 4 and len(set(map(id, found))) == 1
 
 
 @pytest.mark.parametrize("copied", (copy.deepcopy, saved))

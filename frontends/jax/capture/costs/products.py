@@ -190,7 +190,7 @@ def convolution(ins: Sequence[Any], out: Any, params: dict[str, Any]) -> tuple[f
         rate *= CONV_KERNEL_GRADIENT
     elif groups > 1 and spatial == 2:
         collected = image * window * groups
-    elif groups == 1 and not sharing.is_of_ynnpack(ins[0], ins[1], params):
+    elif groups == 1 and spatial and not sharing.is_of_ynnpack(ins[0], ins[1], params):
         in_row = kernel[numbers.rhs_spec[-1]]
         apart = params["rhs_dilation"][-1:] not in ((), (1,))
         collected = image * window * (CONV_APART if apart and in_row > 1 else 1 / in_row)

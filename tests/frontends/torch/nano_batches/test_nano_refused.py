@@ -289,3 +289,32 @@ def test_a_refused_total_names_what_was_given_for_it() -> None:
     )
     with pytest.raises(SeparabilityError, match=r"cannot be merged by out_axes=None \(output 1\)"):
         fast(torch.randn(B, 5))
+
+
+def test_a_buffer_that_holds_rows_is_named() -> None:
+    """PyTorch's compiler fixes the sizes of registered buffers (cells with a state, as snnTorch has them)."""
+
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.zeros(0), persistent=False)
+
+        def forward(self, x: Any) -> Any:
+            if self.state.shape != x.shape:
+                self.state = torch.zeros_like(x)
+            self.state = self.state * 0.9 + x.sin()
+            return self.state * 2
+
+    fast = split(Cell())
+    x = torch.randn(B, 5)
+    with torch.no_grad():
+        fast(x)
+        with pytest.raises(SeparabilityError, match=r"registered buffer state \[6, 5\] holds rows"):
+            fast(x)
+
+
+def test_what_draws_with_a_generator_of_none_is_told() -> None:
+    fast = split(lambda x: x + torch.randn(x.shape, generator=None))
+    x = torch.randn(B, 5)
+    with pytest.warns(dfx.FallbackWarning, match=r"beside generator= or layout="):
+        assert fast(x).shape == x.shape
