@@ -206,6 +206,7 @@ class Runner:
         file = (self.out / f"log-{part.name}.txt").open("ab")
         file.write(f"==== {part.name}: {' '.join(command)}\n".encode())
         file.flush()
+        at = file.tell()  # before the part starts, which shares the place with this process
         environment = {**self.environment, "GPU_PART": f"{self.mark}:{part.name}:"}
         before = os.sched_getaffinity(0)
         try:
@@ -221,7 +222,7 @@ class Runner:
         finally:
             os.sched_setaffinity(0, before)
         begin = time.monotonic()
-        return Running(part, process, file, file.tell(), begin, seconds, queue.beside)
+        return Running(part, process, file, at, begin, seconds, queue.beside)
 
     def end(self, one: Running, late: bool | None) -> None:
         """Kills what a part left behind, and keeps how it ended; `late` is none if all was interrupted."""

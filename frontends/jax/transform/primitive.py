@@ -348,7 +348,8 @@ class ScheduledProgram:
         """
         if unknown not in self._late:
             found = tuple(i for i, reads in enumerate(self.depends()) if reads & unknown)
-            if not self.is_split and any(op.kind in _LOOPS for op in self.whole.graph.ops):
+            loops = any(op.kind in _LOOPS for op in self.whole.graph.ops)
+            if loops and not self.is_split and not effects_of(self):
                 traced = jax.make_jaxpr(self.plain)(*map(spec, self.in_avals))
                 flags = [i in unknown for i in range(len(self.in_avals))]
                 keeps = jax.checkpoint_policies.everything_saveable
