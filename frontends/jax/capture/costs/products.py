@@ -56,6 +56,8 @@ CONV_KERNEL_GRADIENT = 0.45  # of that rate: a window as large as the image
 CONV_GATHER_NS = 8.5
 """Of Eigen's convolutions: what it takes to collect one row of a window, however few elements it has. Of
 groups: each pixel of a window, for each group."""
+CONV_GATHER_1D_NS = 20.0
+"""The same in one dimension: a window is one row."""
 CONV_COLLECTED_NS = 0.05
 """Of Eigen's convolutions: what an element of a window adds to that."""
 CONV_APART = 0.5
@@ -192,9 +194,10 @@ def convolution(ins: Sequence[Any], out: Any, params: dict[str, Any]) -> tuple[f
         collected = image * window * groups
     elif groups == 1 and spatial and not sharing.is_of_ynnpack(ins[0], ins[1], params):
         in_row = kernel[numbers.rhs_spec[-1]]
-        apart = params["rhs_dilation"][-1:] not in ((), (1,))
-        collected = image * window * (CONV_APART if apart and in_row > 1 else 1 / in_row)
+        apart = spatial > 1 and in_row > 1 and params["rhs_dilation"][-1:] not in ((), (1,))
+        collected = image * window * (CONV_APART if apart else 1 / in_row)
         elements = image * window * kernel[numbers.rhs_spec[1]]
     images = out.shape[numbers.out_spec[0]]
-    gathered = images * (CONV_GATHER_NS * collected + CONV_COLLECTED_NS * elements)
+    row_ns = CONV_GATHER_1D_NS if spatial == 1 else CONV_GATHER_NS
+    gathered = images * (row_ns * collected + CONV_COLLECTED_NS * elements)
     return flops, flops * groups / rate + gathered
