@@ -102,5 +102,6 @@ def test_a_failed_capture_says_what_and_where() -> None:
         assert fast(torch.randn(12, 3)).shape == (12, 3)
     (told,) = [str(one.message) for one in caught if "cannot be captured" in str(one.message)]
     line = draws.__code__.co_firstlineno + 1
-    assert f"at {__file__}:{line}), so the original runs" in told
+    assert f"at {__file__}:{line} (" in told and told.endswith(", so the original runs")
+    assert "leave these out" in told  # what to do
     assert "SymInt" in told and ".cpp" not in told
