@@ -144,26 +144,37 @@ def test_marks_and_rules_are_exclusive(seed: int) -> None:
             assert graph.ops[index].generator or graph.ops[index].cost_ns <= 5_008.0, homes
 
 
+class Made:
+    """A graph of one input, made operator by operator."""
+
+    def __init__(self) -> None:
+        self.values = [Value(0, (8,), "float32", 32, -1)]
+        self.ops: list[Operator] = []
+
+    def add(self, kind: str, reads: tuple[int, ...], cost: float) -> int:
+        number = len(self.values)
+        self.values.append(Value(number, (8,), "float32", 32, len(self.ops)))
+        self.ops.append(Operator(len(self.ops), kind, reads, (number,), cost_ns=cost))
+        return number
+
+    def graph(self, output: int) -> Graph:
+        return Graph("made", tuple(self.values), tuple(self.ops), (0,), (output,))
+
+
 def layers(depth: int, width: int, crossing: bool) -> Graph:
     """Layers of branches of 1 ms: of one value, and joined, or each of two of the layer before."""
-    values = [Value(0, (8,), "float32", 32, -1)]
-    ops: list[Operator] = []
-
-    def add(kind: str, reads: tuple[int, ...], cost: float) -> int:
-        values.append(Value(len(values), (8,), "float32", 32, len(ops)))
-        ops.append(Operator(len(ops), kind, reads, (len(values) - 1,), cost_ns=cost))
-        return len(values) - 1
-
+    made = Made()
+    add = made.add
     last = [0] * width
     for layer in range(depth):
         if crossing:
             step = 1 << layer % max(1, width.bit_length() - 1)
             last = [add("dot", (last[i], last[i ^ step]), 1e6) for i in range(width)]
         else:
-            made = [add("sort", (last[0],), 1e6) for _ in range(width)]
-            last = [add("add", tuple(made), 1e5)] * width
+            branches = tuple(add("sort", (last[0],), 1e6) for _ in range(width))
+            last = [add("add", branches, 1e5)] * width
     total = add("add", tuple(dict.fromkeys(last)), 1e5)
-    return Graph("layers", tuple(values), tuple(ops), (0,), (total,))
+    return made.graph(total)
 
 
 @pytest.mark.parametrize("crossing", [False, True])
@@ -186,14 +197,8 @@ def test_layers_of_branches_are_at_most_so_many_regions(
 @pytest.mark.parametrize("chained", [False, True], ids=["one reader", "a chain of readers"])
 def test_many_branches_stay_side_by_side(count: int, chained: bool) -> None:
     """Above the most regions branches are put together, not into their reader one after another."""
-    values = [Value(0, (8,), "float32", 32, -1)]
-    ops: list[Operator] = []
-
-    def add(kind: str, reads: tuple[int, ...], cost: float) -> int:
-        values.append(Value(len(values), (8,), "float32", 32, len(ops)))
-        ops.append(Operator(len(ops), kind, reads, (len(values) - 1,), cost_ns=cost))
-        return len(values) - 1
-
+    made = Made()
+    add = made.add
     ends = [add("sort", (0,), 2e5 + i) for i in range(count)]
     if chained:
         total = ends[0]
@@ -201,11 +206,11 @@ def test_many_branches_stay_side_by_side(count: int, chained: bool) -> None:
             total = add("add", (total, end), 500.0)
     else:
         total = add("mean", tuple(ends), 5e3)
-    pg = partition(Graph("wide", tuple(values), tuple(ops), (0,), (total,)))
+    pg = partition(made.graph(total))
     assert 32 <= len(pg.regions) <= 64
     alone = [r for r, before in zip(pg.regions, pg.predecessors(), strict=True) if not before]
     assert len(alone) >= 0.9 * len(pg.regions)
-    sorts = [sum(ops[i].kind == "sort" for i in r.ops) for r in pg.regions]
+    sorts = [sum(made.ops[i].kind == "sort" for i in r.ops) for r in pg.regions]
     assert max(sorts) <= 2 * -(-count // 64)
 
 

@@ -103,14 +103,30 @@ def _partial(trace: Any, *tracers: Any, program: ScheduledProgram) -> Any:
     return [found[i] for i in outputs]
 
 
+def _not_there(eqn: Any, there: Sequence[bool]) -> list[Any]:
+    """Operands of an equation that the backward pass of a ``jax.checkpoint`` has to be given."""
+    return [v for v, inst in zip(eqn.invars, there, strict=True) if _compat.is_var(v) and not inst]
+
+
+def _equation_of(
+    program: ScheduledProgram, like: Any, invars: Sequence[Any], outvars: Sequence[Any]
+) -> Any:
+    """An equation of a program: it cannot bind what that closes over, so arrays of its own are literals."""
+    literals = map(_compat.literal, program.whole.consts)
+    return like.replace(
+        primitive=program_p,
+        params={"program": program},
+        invars=[*literals, *invars],
+        outvars=list(outvars),
+    )
+
+
 def _partial_in_checkpoint(
     saveable: Any, unknown: Sequence[bool], there: Sequence[bool], eqn: Any
 ) -> Any:
     """The same in ``jax.checkpoint``, which computes again in the backward pass what it does not keep."""
     program = eqn.params["program"]
-    missing = [
-        v for v, inst in zip(eqn.invars, there, strict=True) if _compat.is_var(v) and not inst
-    ]
+    missing = _not_there(eqn, there)
     every = [True] * len(eqn.outvars)
     if not any(unknown):
         kept = bool(eqn.effects) or saveable(program_p, *(v.aval for v in eqn.invars), **eqn.params)
@@ -121,11 +137,8 @@ def _partial_in_checkpoint(
     if all(late) or eqn.effects:
         return None, eqn, every, every, missing
     made, read = program.only(tuple(i for i, is_late in enumerate(late) if not is_late))
-    known = eqn.replace(
-        params={"program": made},
-        invars=[*map(_compat.literal, made.whole.consts), *(eqn.invars[i] for i in read)],
-        outvars=[v for v, is_late in zip(eqn.outvars, late, strict=True) if not is_late],
-    )
+    early = [v for v, is_late in zip(eqn.outvars, late, strict=True) if not is_late]
+    known = _equation_of(made, eqn, [eqn.invars[i] for i in read], early)
     return known, eqn, late, every, missing
 
 
@@ -239,9 +252,7 @@ def _jvp_partial_in_checkpoint(
     """The same in ``jax.checkpoint``, where residuals are kept only if its policy says so."""
     program, wanted = eqn.params["program"], eqn.params["wanted"]
     count, results = len(program.in_avals), len(program.out_avals)
-    missing = [
-        v for v, inst in zip(eqn.invars, there, strict=True) if _compat.is_var(v) and not inst
-    ]
+    missing = _not_there(eqn, there)
     if any(unknown[:count]):
         every = [True] * len(eqn.outvars)
         return None, eqn, every, every, missing
@@ -276,7 +287,7 @@ def _parted(saveable: Any, eqn: Any) -> Any:
     """Two equations of what a policy has kept of the function, and of what it has computed again.
 
     None where it has all computed again, and where parts cannot be told apart: of a function that is split,
-    that does more than to compute, or with derivative rules of its own.
+    or that does more than to compute.
     """
     program, wanted = eqn.params["program"], eqn.params["wanted"]
     if program.is_split or eqn.effects:
@@ -301,13 +312,8 @@ def _parted(saveable: Any, eqn: Any) -> Any:
     outs = [v for v, late in zip(eqn.outvars, parted.unknown, strict=True) if not late]
     again = [v for v, there in zip(eqn.outvars, parted.there, strict=True) if there]
 
-    def equation(part: Any, invars: Sequence[Any], outvars: Sequence[Any]) -> Any:
-        literals = map(_compat.literal, part.whole.consts)
-        changed = eqn.replace(primitive=program_p, params={"program": part}, outvars=[*outvars])
-        return changed.replace(invars=[*literals, *invars])
-
-    first = equation(known, eqn.invars[:count], [*outs, *residuals])
-    second = equation(staged, [*residuals, *eqn.invars], again)
+    first = _equation_of(known, eqn, eqn.invars[:count], [*outs, *residuals])
+    second = _equation_of(staged, eqn, [*residuals, *eqn.invars], again)
     return first, second, parted.unknown, parted.there, residuals
 
 
@@ -318,17 +324,13 @@ def _results_alone(eqn: Any) -> Any:
     """
     program = eqn.params["program"]
     count, results = len(program.in_avals), len(program.out_avals)
-    alone, literals = program, []
-    if capture.has_own_rules(program.whole.jaxpr):
-        alone = program.pair(eqn.params["wanted"]).results
-        # An equation cannot bind what its program closes over; arrays of a rule's own are such.
-        literals = [_compat.literal(x) for x in alone.whole.consts]
-    return eqn.replace(
-        primitive=program_p,
-        params={"program": alone},
-        invars=[*literals, *eqn.invars[:count]],
-        outvars=eqn.outvars[:results],
-    )
+    operands, outs = eqn.invars[:count], eqn.outvars[:results]
+    if not capture.has_own_rules(program.whole.jaxpr):
+        # Its constants are among the operands already.
+        return eqn.replace(
+            primitive=program_p, params={"program": program}, invars=operands, outvars=outs
+        )
+    return _equation_of(program.pair(eqn.params["wanted"]).results, eqn, operands, outs)
 
 
 def _program_without(used: Sequence[bool], *live_and_equation: Any) -> Any:

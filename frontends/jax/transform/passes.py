@@ -63,6 +63,33 @@ def flat_function(captured: capture.Captured) -> Flat:
     return plain
 
 
+def of_wanted(
+    plain: Flat, wanted: Sequence[int], moving: Sequence[int], flat: Sequence[Any]
+) -> Callable[..., Any]:
+    """A function of its inputs ``wanted`` to its outputs ``moving``, with all results beside."""
+
+    def of_wanted(*inputs: Any) -> tuple[list[Any], list[Any]]:
+        full = list(flat)
+        for i, x in zip(wanted, inputs, strict=True):
+            full[i] = x
+        outs = plain(*full)
+        return [outs[i] for i in moving], outs
+
+    return of_wanted
+
+
+def forward_mode(plain: Flat, wanted: Sequence[int], moving: Sequence[int], count: int) -> Flat:
+    """``count`` inputs and the tangents of ``wanted`` to the results and the tangents of ``moving``."""
+
+    def jvp(*flat: Any) -> list[Any]:
+        primals = tuple(flat[i] for i in wanted)
+        of_them = of_wanted(plain, wanted, moving, flat[:count])
+        _, tangents, outs = jax.jvp(of_them, primals, tuple(flat[count:]), has_aux=True)
+        return [*outs, *tangents]
+
+    return jvp
+
+
 @dataclass(frozen=True)
 class Primal:
     """A flat function without schedule, as its derivatives are made of it.
@@ -207,31 +234,12 @@ class Passes:
         made.notes += notes
         return made, whole
 
-    def _of_wanted(self, plain: Flat, flat: Sequence[Any]) -> Callable[..., Any]:
-        """The function of ``wanted`` to ``moving`` at some inputs, with all results beside."""
-
-        def of_wanted(*inputs: Any) -> tuple[list[Any], list[Any]]:
-            full = list(flat)
-            for i, x in zip(self.wanted, inputs, strict=True):
-                full[i] = x
-            outs = plain(*full)
-            return [outs[i] for i in self.moving], outs
-
-        return of_wanted
-
     def _captured(self, what: str, fn: Flat, avals: Sequence[Any]) -> capture.Captured:
         return capture_function(fn, list(map(spec, avals)), 0, f"{self._options.name}.{what}")
 
     def _jvp_at(self, size: int) -> capture.Captured:
         plain, avals = self._primal.at(size)
-        count = len(avals)
-
-        def jvp(*flat: Any) -> list[Any]:
-            primals = tuple(flat[i] for i in self.wanted)
-            of_wanted = self._of_wanted(plain, flat[:count])
-            _, tangents, outs = jax.jvp(of_wanted, primals, tuple(flat[count:]), has_aux=True)
-            return [*outs, *tangents]
-
+        jvp = forward_mode(plain, self.wanted, self.moving, len(avals))
         return self._captured("jvp", jvp, [*avals, *(avals[i] for i in self.wanted)])
 
     def _joined(
@@ -296,14 +304,14 @@ class Passes:
             plain, avals = self._primal.at(size)
 
             def forward(*flat: Any) -> list[Any]:
-                of_wanted = self._of_wanted(plain, flat)
+                of_them = of_wanted(plain, self.wanted, self.moving, flat)
                 primals = [flat[i] for i in self.wanted]
                 try:
-                    _, linear, outs = jax.linearize(of_wanted, *primals, has_aux=True)
+                    _, linear, outs = jax.linearize(of_them, *primals, has_aux=True)
                 except DynaflowError:
                     raise  # a built-in error, too, but not the one meant here
                 except NotImplementedError:  # an operator that says its transpose alone
-                    _, linear, outs = jax.vjp(of_wanted, *primals, has_aux=True)
+                    _, linear, outs = jax.vjp(of_them, *primals, has_aux=True)
                     self._reverse_only = True
                 leaves, self._trees[size] = jax.tree_util.tree_flatten(linear)
                 return [*outs, *leaves]

@@ -35,6 +35,7 @@ from dynaflow_xla.frontends.jax.transform.passes import (
     Primal,
     alone,
     flat_function,
+    forward_mode,
     inexact,
     out_avals,
 )
@@ -169,20 +170,7 @@ class ScheduledProgram:
 
     def moved(self, wanted: tuple[int, ...]) -> jcore.ClosedJaxpr:
         """The inputs and the tangents of ``wanted`` to the results and theirs, without schedule."""
-        moving, count = self.moving(wanted), len(self.in_avals)
-
-        def moved(*flat: Any) -> list[Any]:
-            def of_wanted(*inputs: Any) -> tuple[list[Any], list[Any]]:
-                full = list(flat[:count])
-                for i, x in zip(wanted, inputs, strict=True):
-                    full[i] = x
-                outs = self.plain(*full)
-                return [outs[i] for i in moving], outs
-
-            primals = tuple(flat[i] for i in wanted)
-            _, tangents, outs = jax.jvp(of_wanted, primals, tuple(flat[count:]), has_aux=True)
-            return [*outs, *tangents]
-
+        moved = forward_mode(self.plain, wanted, self.moving(wanted), len(self.in_avals))
         avals = [*self.in_avals, *(self.in_avals[i] for i in wanted)]
         return jax.make_jaxpr(moved)(*map(spec, avals))
 
